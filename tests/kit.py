@@ -1,5 +1,6 @@
 """What tests of many folders share: the command line, the files of a run, and comparisons of structures."""
 
+import itertools
 import json
 
 import numpy as np
@@ -8,7 +9,7 @@ import tensorflow as tf
 from click.testing import CliRunner
 
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.weights import Population, RoundSize
 
 
@@ -30,6 +31,24 @@ def refuses(message, function, *arguments, **options):
     with pytest.raises(InvalidArgument, match=message) as caught:
         function(*arguments, **options)
     assert "\n" not in str(caught.value)
+
+
+def fails(message, function, *arguments, **options):
+    """Check that a call ends in an error of the library, of which a part matches the expression `message`."""
+    with pytest.raises(Error, match=message):
+        function(*arguments, **options)
+
+
+def interrupted(function, number):
+    """Return a function that Ctrl-C interrupts at its call of this number, from 1."""
+    calls = itertools.count(1)
+
+    def call(*arguments):
+        if next(calls) == number:
+            raise KeyboardInterrupt
+        return function(*arguments)
+
+    return call
 
 
 def json_of(path):

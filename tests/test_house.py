@@ -16,12 +16,12 @@ EDGES = ("glm", "sites", "bench")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
     "core lines": (47_040, 38_000),
-    "edge lines": (13_900, 11_500),
-    "test lines": (58_260, 48_000),
+    "edge lines": (13_340, 11_500),
+    "test lines": (57_910, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),
-    "file names in two folders": (28, 28),
+    "file names in two folders": (27, 27),
     "files with tf.keras": (3, 3),
     "largest number of own base classes": (5, 5),
     "files that declare local_epochs": (4, 4),

@@ -17,7 +17,7 @@ from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import answer
 from tfp_bfl.glm.sums import Sums, client_sums, pack
 from tfp_bfl.sites.deployment.channel import SUMS
-from tfp_bfl.sites.deployment.glm_job import from_arrays
+from tfp_bfl.sites.deployment.jobs import from_arrays
 
 
 class Lying(Channel):

@@ -7,9 +7,9 @@ import pytest
 
 import tfp_bfl as bfl
 from tests.certificates import certify
-from tests.kit import json_of, lines_of, summary_of
+from tests.kit import fails, json_of, lines_of, refuses, summary_of
 from tests.sites.test_deployment import OPTIONS, Channel, run
-from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files.arrays import stored_arrays
 from tfp_bfl.sites.deployment import keys
 from tfp_bfl.sites.deployment.channel import BEGIN, DESCRIBE, ROUND, Refusal
@@ -51,8 +51,7 @@ def test_a_key_offer_of_another_site_is_refused(kits, tmp_path):
     another = {**true["west"], "public": true["south"]["public"]}
     agree = lambda offers: keys.agree(kits / "north" / "startup", b"north", "north", offers)
     for lie in (foreign, {}, None, {**true["west"], "signature": "no base64!"}, another, true["south"]):
-        with pytest.raises(InvalidArgument, match="key offered as that of west is not signed by west"):
-            agree({**true, "west": lie})
+        refuses("key offered as that of west is not signed by west", agree, {**true, "west": lie})
     with pytest.raises(InvalidArgument, match="Two sites offer the same public key"):
         agree({**true, "west": keys.offer(kits / "west" / "startup", b"south")})
     # The server's certificate is by the same authority, and of no party.
@@ -122,13 +121,10 @@ def test_a_site_takes_part_in_one_run_of_a_name(kits):
         {**described, "parties": 2, "offers": {name: x for name, x in described["offers"].items() if name != "west"}},
     ]
     for job in others:
-        with pytest.raises(InvalidArgument, match="sent masked messages in another run of the name once"):
-            site.begin(json.dumps(job))
-    with pytest.raises(InvalidArgument, match="The server gives this site the name or key of south"):
-        site.begin(json.dumps({**described, "number": 1}))
+        refuses("sent masked messages in another run of the name once", site.begin, json.dumps(job))
+    refuses("The server gives this site the name or key of south", site.begin, json.dumps({**described, "number": 1}))
     site.begin(json.dumps(described))
-    with pytest.raises(InvalidArgument, match="Another process of this site takes part"):
-        Site(kits / "north" / "local").begin(json.dumps(described))
+    refuses("Another process of this site takes part", Site(kits / "north" / "local").begin, json.dumps(described))
 
 
 def test_who_wants_only_sums_takes_part_in_no_other_run(kits, tmp_path):
@@ -136,54 +132,45 @@ def test_who_wants_only_sums_takes_part_in_no_other_run(kits, tmp_path):
     before = file.read_text()
     try:
         file.write_text(before + "only_secure_sums: true\n")
-        with pytest.raises(Error, match=r"but the quorum is 3 .*south: Its file allows only runs with secure sums"):
-            run(kits, Channel(kits), "open", quorum=3)
+        fails("quorum is 3 .*south: Its file allows only runs with secure", run, kits, Channel(kits), "open", quorum=3)
     finally:
         file.write_text(before)
 
 
-def test_a_server_that_passes_on_a_key_of_its_own_is_found_out(kits, tmp_path):
-    certify(tmp_path, HOSPITALS)
+def west_with(kits, change):
+    """Sites of which west describes another key offer: `change` of its own one and that of south."""
     channel = Channel(kits)
-    described = json.loads(channel.sites["west"].describe())
-    described["offer"] = keys.offer(tmp_path / "west" / "startup", b"of the server's")
-    channel.lies[DESCRIBE, "west"] = json.dumps(described).encode()
-    with pytest.raises(Error, match=r"but the quorum is 3 .*key offered as that of west is not signed by west"):
-        sealed(kits, channel, "between", quorum=3)
+    own, south = (json.loads(channel.sites[name].describe()) for name in ("west", "south"))
+    channel.lies[DESCRIBE, "west"] = json.dumps({**own, "offer": change(own["offer"], south["offer"])}).encode()
+    return channel
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "quorum", "message"),
+    [
+        ("between", None, 3, "quorum is 3 .*key offered as that of west is not signed by west"),
+        ("same_key", lambda own, south: {**own, "public": south["public"]}, 2, "quorum is 2 .*offer the same public"),
+        ("without", lambda own, south: None, 3, r"quorum is 3 \(west: It can't mask its messages"),
+    ],
+    ids=["between", "same_key", "without"],
+)
+def test_who_offers_no_key_of_its_own_is_named(kits, tmp_path, name, change, quorum, message):
+    """A key of the server's in its place, that of another site, which excludes those who claim it alone, or none."""
+    certify(tmp_path, ["west"])
+    foreign = keys.offer(tmp_path / "west" / "startup", b"of the server's")
+    channel = west_with(kits, change or (lambda own, south: foreign))
+    fails(message, sealed, kits, channel, name, quorum=quorum)
 
 
 def test_a_site_with_a_false_key_is_left_out_and_not_the_sites_that_refuse_it(kits):
-    channel = Channel(kits)
-    false = json.loads(channel.sites["west"].describe())
-    false["offer"]["signature"] = "AAAA"
-    channel.lies[DESCRIBE, "west"] = json.dumps(false).encode()
+    channel = west_with(kits, lambda own, south: {**own, "signature": "AAAA"})
     done = sealed(kits, channel, "false_key", {**OPTIONS, "rounds": 1})
     summary = summary_of(done)
     assert summary["num_clients"] == 2 and set(summary["parties"]) == {"north", "south"}
     assert "is not signed by west" in json_of(done / "parties.json")["west"]["refused"]
 
 
-def test_the_key_of_another_site_leaves_out_those_who_claim_it_alone(kits, tmp_path):
-    certify(tmp_path, HOSPITALS)
-    channel = Channel(kits)
-    described = {name: json.loads(channel.sites[name].describe()) for name in ("west", "south")}
-    described["west"]["offer"]["public"] = described["south"]["offer"]["public"]
-    channel.lies[DESCRIBE, "west"] = json.dumps(described["west"]).encode()
-    with pytest.raises(Error, match=r"1 sites take part, but the quorum is 2 .*Two sites offer the same public key"):
-        sealed(kits, channel, "same_key")
-
-
-def test_sites_without_certificates_are_named(kits):
-    channel = Channel(kits)
-    described = json.loads(channel.sites["west"].describe())
-    del described["offer"]
-    channel.lies[DESCRIBE, "west"] = json.dumps(described).encode()
-    with pytest.raises(Error, match=r"2 sites take part, but the quorum is 3 \(west: It can't mask its messages"):
-        sealed(kits, channel, "without", quorum=3)
-
-
 def test_rules_that_need_more_than_a_sum_are_refused_before_the_first_round(kits):
     channel = Channel(kits)
-    with pytest.raises(InvalidArgument, match="needs more of the clients than a sum"):
-        sealed(kits, channel, "robust", {**OPTIONS, "robust": "median"})
+    refuses("needs more of the clients than a sum", sealed, kits, channel, "robust", {**OPTIONS, "robust": "median"})
     assert not (kits / "runs" / "robust").exists()

@@ -8,10 +8,10 @@ import time
 import pytest
 
 from tests.bench.plans import plan_of, records
-from tests.kit import refusal
+from tests.kit import interrupted, refusal, refuses
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.bench import cells, program, tuning
-from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.errors import Error
 
 TUNED, PLAIN = "a/tuned", "a/plain/seed-0"
 
@@ -41,8 +41,7 @@ def test_a_damaged_copy_of_records_is_refused_and_kept(tmp_path, stand_in, damag
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / program.RECORDS).write_text(text)
     stand_in.clear()
-    with pytest.raises(InvalidArgument, match=message):
-        program.run_bench(plan_of(tmp_path), tmp_path / "copy")
+    refuses(message, program.run_bench, plan_of(tmp_path), tmp_path / "copy")
     assert [x.name for x in (tmp_path / "copy").iterdir()] == [program.RECORDS] and not stand_in
     assert (tmp_path / "copy" / program.RECORDS).read_text() == text
 
@@ -60,15 +59,8 @@ def test_an_interrupted_restoration_loses_no_record(tmp_path, stand_in, monkeypa
     whole = program.run_bench(plan_of(tmp_path), tmp_path / "out").read_text()
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / program.RECORDS).write_text(whole)
-    write, number = cells.write_whole, []
-
-    def interrupted(path, text):
-        number.append(path)
-        if len(number) == 5:
-            raise KeyboardInterrupt
-        write(path, text)
-
-    monkeypatch.setattr(cells, "write_whole", interrupted)
+    write = cells.write_whole
+    monkeypatch.setattr(cells, "write_whole", interrupted(write, 5))
     with pytest.raises(KeyboardInterrupt):
         program.run_bench(plan_of(tmp_path), tmp_path / "copy")
     monkeypatch.setattr(cells, "write_whole", write)
@@ -115,10 +107,14 @@ def test_two_processes_write_the_records_one_after_the_other(tmp_path, stand_in,
     assert most == [1, 1, 1] and len(records(tmp_path / "out")) == 8
 
 
-def test_lines_that_are_no_trials_are_run_again(tmp_path):
+def test_lines_that_are_no_trials_are_run_again_and_long_reasons_keep_their_end(tmp_path):
     rows = [{"values": {}, "scores": {"test_nll": 1.0}}, 5]
     (tmp_path / tuning.TRIALS).write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert tuning.read_trials(tmp_path) == rows[:1]
+    # Where advice stands.
+    found = tuning.reason(Error("The training diverged: " + 100 * "client 5; " + "lower the learning rate."))
+    assert found.endswith("lower the learning rate.") and found.startswith("The training diverged") and " ... " in found
+    assert len(found) <= 300 and tuning.reason(Error("short")) == "short"
 
 
 def test_the_locks_of_trials_are_in_their_folder(tmp_path, monkeypatch, stand_in):
@@ -126,10 +122,3 @@ def test_the_locks_of_trials_are_in_their_folder(tmp_path, monkeypatch, stand_in
     space = ["--space", "learning-rate=0.01..0.1 log", "--trials", "2", "--rounds", "2"]
     assert run_command_line(["tune", *space, "--output", "t"]) == 0
     assert [x.name for x in pathlib.Path().iterdir()] == ["t"]
-
-
-def test_a_long_reason_keeps_its_end():
-    """Where advice stands."""
-    found = tuning.reason(Error("The training diverged: " + 100 * "client 5; " + "lower the learning rate."))
-    assert found.endswith("lower the learning rate.") and found.startswith("The training diverged") and " ... " in found
-    assert len(found) <= 300 and tuning.reason(Error("short")) == "short"

@@ -6,11 +6,10 @@ import pytest
 
 import tfp_bfl as bfl
 from tests.bench.plans import PLAN, plan_of
-from tests.kit import refusal
+from tests.kit import fails, refusal, refuses
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run import datasets
 from tfp_bfl.bench import cell, program, sweep
-from tfp_bfl.errors import Error, InvalidArgument
 
 DATA = {"label": "sick", "client_column": "site"}
 MESSAGE = "ran on other data than its files hold now: restore the files, give another --output, or delete "
@@ -51,13 +50,11 @@ def test_a_benchmark_of_an_edited_file_is_refused(tmp_path, table, plan, recordi
     before = table.read_text()
     edit(table)
     recording.clear()
-    with pytest.raises(InvalidArgument, match=f"seed-0 {MESSAGE}.*cells/a to run all"):
-        program.run_bench(plan, tmp_path / "out")
+    refuses(f"seed-0 {MESSAGE}.*cells/a to run all", program.run_bench, plan, tmp_path / "out")
     copy = tmp_path / "copy"
     copy.mkdir()
     (copy / program.RECORDS).write_text((tmp_path / "out" / program.RECORDS).read_text())
-    with pytest.raises(InvalidArgument, match=MESSAGE):
-        program.run_bench(plan, copy)
+    refuses(MESSAGE, program.run_bench, plan, copy)
     assert not recording and sorted(path.name for path in copy.iterdir()) == [program.RECORDS]
     table.write_text(before)
     program.run_bench(plan, tmp_path / "out")
@@ -72,8 +69,7 @@ def test_a_file_that_is_edited_during_a_benchmark_is_reported(tmp_path, table, p
         return final(task)
 
     monkeypatch.setattr(cell, "run_final", edited)
-    with pytest.raises(InvalidArgument, match=MESSAGE):
-        program.run_bench(plan, tmp_path / "out")
+    refuses(MESSAGE, program.run_bench, plan, tmp_path / "out")
 
 
 def test_trials_without_a_finished_cell_count(tmp_path, table, recording, monkeypatch):
@@ -83,12 +79,10 @@ def test_trials_without_a_finished_cell_count(tmp_path, table, recording, monkey
     settings = {"a": {"dataset": str(table), **DATA, "rounds": 2}}
     plan = plan_of(tmp_path, settings=settings, seeds="0", methods={"tuned": PLAN["methods"]["tuned"]})
     monkeypatch.setattr(cell, "run_final", interrupted)
-    with pytest.raises(Error, match="No space left"):
-        program.run_bench(plan, tmp_path / "out")
+    fails("No space left", program.run_bench, plan, tmp_path / "out")
     edit(table)
     recording.clear()
-    with pytest.raises(InvalidArgument, match=f"tuning {MESSAGE}.*cells/a to run all"):
-        program.run_bench(plan, tmp_path / "out")
+    refuses(f"tuning {MESSAGE}.*cells/a to run all", program.run_bench, plan, tmp_path / "out")
     assert not recording
 
 
@@ -127,6 +121,5 @@ def test_a_sweep_of_an_edited_file_is_refused(tmp_path, table, monkeypatch):
     sweep.sweep(runs([0]), tmp_path / "s")
     sweep.sweep(runs([0, 1]), tmp_path / "s")
     edit(table)
-    with pytest.raises(InvalidArgument, match=f"seed=0 {MESSAGE}.*seed=0 to run all of it again"):
-        sweep.sweep(runs([0, 1, 2]), tmp_path / "s")
+    refuses(f"seed=0 {MESSAGE}.*seed=0 to run all of it again", sweep.sweep, runs([0, 1, 2]), tmp_path / "s")
     assert not (tmp_path / "s" / "seed=2").exists()

@@ -1,13 +1,14 @@
 """The file of a benchmark: what it says, what is refused, and which options a run gets."""
 
 import datetime
+import re
 
 import pytest
 import yaml
 
+from tests.kit import refuses
 from tfp_bfl.bench.plan import read_plan
 from tfp_bfl.bench.sweep import Space, parse_space
-from tfp_bfl.errors import InvalidArgument
 
 SMALL = {
     "seeds": "0..1",
@@ -58,8 +59,7 @@ def test_a_space(text, space):
     "text", ["", "1", "5..1", "1..1", "0..1 log", "-1..1 log", "a..b", "1..2 lin", [], [1, 1], [[1]], None, 3, "1..inf"]
 )
 def test_what_is_no_space(text):
-    with pytest.raises(InvalidArgument, match="The search space of learning_rate is"):
-        parse_space(text, "learning_rate")
+    refuses("The search space of learning_rate is", parse_space, text, "learning_rate")
 
 
 def test_options_of_a_run(tmp_path):
@@ -71,9 +71,6 @@ def test_options_of_a_run(tmp_path):
     assert (chain.rounds, chain.algorithm) == (100, "qlsd") and "local_epochs" not in chain.recorded()
     assert plan.then_options("heart", "laplace", {"laplace.temperature": 0.1}) == {"temperature": 0.1}
     assert plan.reference == "fed_avg" and list(plan.seeds) == [0, 1]
-
-
-def test_the_algorithm_may_be_of_all_methods(tmp_path):
     options = {"algorithm": "fed_opt", "kind": "deterministic", "server_optimizer": "adam"}
     chain = {"algorithm": "qlsd", "without": ["server_optimizer"]}
     plan = read_plan(write(tmp_path, options=options, methods={"m": {}, "chain": chain}))
@@ -172,9 +169,7 @@ def test_options_of_a_step_after_the_training(tmp_path, changes, options):
     ],
 )
 def test_refusals(tmp_path, changes, message):
-    with pytest.raises(InvalidArgument) as error:
-        read_plan(write(tmp_path, **changes))
-    assert message in str(error.value)
+    refuses(re.escape(message), read_plan, write(tmp_path, **changes))
 
 
 @pytest.mark.parametrize(
@@ -184,5 +179,4 @@ def test_a_name_stands_once(tmp_path, text):
     """YAML's own loader drops the first of two methods of the same name."""
     path = tmp_path / "bench.yaml"
     path.write_text(text)
-    with pytest.raises(InvalidArgument, match=r"bench\.yaml names '(a|rounds)' twice, the second time in line 1"):
-        read_plan(path)
+    refuses(r"bench\.yaml names '(a|rounds)' twice, the second time in line 1", read_plan, path)

@@ -11,12 +11,11 @@ import yaml
 from PIL import Image
 
 import tfp_bfl as bfl
-from tests.kit import refusal, summary_of
+from tests.kit import refusal, refuses, summary_of
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run import records
 from tfp_bfl.bench import reports as pages
-from tfp_bfl.errors import InvalidArgument
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
@@ -125,8 +124,7 @@ def test_out_of_distribution_rows_of_a_table(tmp_path):
     other = pages._from_path(tmp_path / "new.csv", like)
     np.testing.assert_array_equal(other.features, np.float32([[-10 / 9, 0.5]] * 3))
     np.testing.assert_allclose(pages._as_exported(other), [[40, 2.5]] * 3, rtol=1e-6)
-    with pytest.raises(InvalidArgument, match="has neither images nor columns with names: name a dataset"):
-        pages._from_path(tmp_path / "new.csv", dataclasses.replace(like, columns=()))
+    refuses("neither images nor columns", pages._from_path, tmp_path / "new.csv", dataclasses.replace(like, columns=()))
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import tfp_bfl as bfl
+from tests.kit import refuses
 from tfp_bfl.app.one_run import client_scores
 from tfp_bfl.app.one_run.client_scores import RowsByClient
 from tfp_bfl.app.one_run.pipeline import Predicted
 from tfp_bfl.bench import scores
 from tfp_bfl.bench.scores import set_aside
-from tfp_bfl.errors import InvalidArgument
 
 
 def predicted(number, seed, clients=4, classes=3, right=0.7):
@@ -66,11 +66,8 @@ def test_a_client_with_few_rows_has_no_score():
     assert scores.of_classes(few, held)["least_accuracy"] > 0.4
     alone = test._replace(owners=np.zeros(400, int))
     assert "least_accuracy" not in scores.of_classes(alone, held)
-
-
-def test_too_few_held_out_rows_for_sets():
-    found = scores.of_classes(predicted(100, 1), predicted(5, 2))
-    assert "coverage" not in found and "set_size" not in found and found["test_nll"] > 0
+    few = scores.of_classes(test, predicted(5, 2))  # Held-out rows for prediction sets.
+    assert "coverage" not in few and "set_size" not in few and few["test_nll"] > 0
 
 
 def test_scores_of_numbers():
@@ -96,7 +93,7 @@ def test_foreign_examples():
     assert "ood_auroc" not in scores.foreign(point, np.full(20, 9.0), np.zeros(20))
 
 
-def test_what_is_held_out_is_of_each_client():
+def test_what_is_held_out_is_of_each_client_which_keeps_one_example():
     source = bfl.data.load("digits")
     clients = source.partition(bfl.data.dirichlet(5, 0.5), seed=0)
     rest, held = set_aside(clients, 0.25, seed=7)
@@ -109,16 +106,11 @@ def test_what_is_held_out_is_of_each_client():
     other, _ = set_aside(clients, 0.25, seed=8)
     assert all((a == b).all() for a, b in zip(rest.indices, again.indices))
     assert any((a != b).any() for a, b in zip(rest.indices, other.indices))
-
-
-def test_a_client_with_one_example_keeps_it():
-    source = bfl.data.load("digits")
     clients = bfl.data.Clients(source, [np.array([3]), np.arange(10, 20)])
     rest, held = set_aside(clients, 0.5, seed=0)
     assert list(rest.indices[0]) == [3] and len(held.rows[0]) == 0 and len(held.rows[1]) == 5
     assert (held.owners == 1).all() and len(held.places) == 5
-    with pytest.raises(InvalidArgument, match="hold out a larger share"):
-        set_aside(bfl.data.Clients(source, [np.array([3]), np.array([4])]), 0.5, seed=0)
+    refuses("hold out a larger share", set_aside, bfl.data.Clients(source, [np.array([3]), np.array([4])]), 0.5, seed=0)
 
 
 def test_clients_that_the_data_name_have_rows_of_their_own():
@@ -144,9 +136,6 @@ def test_clients_that_the_data_name_have_rows_of_their_own():
         ("south", 1.0, 0.0, 1.0),
         ("north", 0.0, 1.0, 1.0),
     ]
-
-
-def test_parts_keep_clients_apart():
     source = bfl.data.load("digits")
     parts = RowsByClient(source, [np.array([5, 1]), np.array([], int), np.array([9])])
     assert list(parts.places) == [5, 1, 9] and list(parts.owners) == [0, 0, 2]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.bench import made_up
+from tests.kit import refuses
 from tfp_bfl.bench import page, reading, summary
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation import over_seeds, paired_difference
@@ -24,15 +25,12 @@ def cells(table, column):
     return {name: row[place] for name, row in table.rows}
 
 
-def test_records_are_read_as_written(tmp_path):
+def test_records_are_read_as_written_without_values_that_are_not_finite(tmp_path):
     records = [*made_up.records(), made_up.failed("digits", "broken", 0, "Diverged.")]
     found = reading.read(made_up.write(tmp_path, records))
     assert len(found) == len(records) and found[-1].failed == "Diverged." and found[-1].scores == {}
     assert [dict(r.scores) for r in found[:-1]] == [r["scores"] for r in records[:-1]]
     assert found[0].rounds == records[0]["rounds"] and found[0].chosen == {"learning_rate": 0.03}
-
-
-def test_values_that_are_not_finite_are_absent(tmp_path):
     records = made_up.records(seeds=1)
     records[0]["scores"] |= {"test_nll": math.nan, "ece": None, "brier": math.inf, "accuracy": 10**400}
     assert set(reading.read(made_up.write(tmp_path, records))[0].scores) == {"coverage", "set_size"}
@@ -76,20 +74,14 @@ def test_a_damaged_line_is_refused_in_one_sentence(tmp_path, line, message):
     assert "Line 2 of" in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 400
 
 
-def test_no_records_are_refused(tmp_path):
-    with pytest.raises(InvalidArgument, match="can't be read"):
-        reading.read(tmp_path)
-    (tmp_path / "records.jsonl").write_text("\n")
-    with pytest.raises(InvalidArgument, match="has no records"):
-        reading.read(tmp_path)
-
-
-def test_the_reference_is_a_method(tmp_path):
+def test_the_reference_is_a_method_and_no_records_are_refused(tmp_path):
+    refuses("can't be read", reading.read, tmp_path)
     records = made_up.records(seeds=1)
     assert bench(tmp_path, records).reference == "fed_avg"
     assert bench(tmp_path, [r for r in records if r["method"] != "fed_avg"]).reference == "fed_pa"
-    with pytest.raises(InvalidArgument, match="no method 'fed_pi' in the records: did you mean 'fed_pa'"):
-        bench(tmp_path, records, "fed_pi")
+    refuses("no method 'fed_pi' in the records: did you mean 'fed_pa'", bench, tmp_path, records, "fed_pi")
+    (tmp_path / "records.jsonl").write_text("\n")
+    refuses("has no records", reading.read, tmp_path)
 
 
 def test_scores_are_mean_and_deviation_and_bold_beyond_noise(tmp_path):
@@ -113,7 +105,7 @@ def test_one_seed_has_no_deviation_no_difference_and_nothing_bold(tmp_path):
     assert {c.text for c in cells(summary.differences(found, "heart"), "NLL").values()} == {DASH}
 
 
-def test_differences_are_paired_by_seed(tmp_path):
+def test_differences_are_paired_by_seed_without_missing_scores(tmp_path):
     records = made_up.records()
     table = summary.differences(bench(tmp_path, records), "heart")
     assert [name for name, _ in table.rows] == ["fed_pa", "fl_swag", "laplace"]
@@ -121,6 +113,16 @@ def test_differences_are_paired_by_seed(tmp_path):
     wanted = paired_difference(of("fl_swag"), of("fed_avg"))
     cell = cells(table, "NLL")["fl_swag"]
     assert cell.is_best and cell.text == f"{wanted.mean:+.3f} [{wanted.low:+.3f}, {wanted.high:+.3f}]"
+    records = made_up.records()
+    del records[0]["scores"]["ece"]  # fed_avg in heart, seed 0
+    found = bench(tmp_path, records)
+    assert found.scores("heart", "fed_avg").seeds("ece") == [1, 2]
+    assert "[" in cells(summary.differences(found, "heart"), "ECE")["fed_pa"].text
+    for record in records[1:3]:
+        del record["scores"]["ece"]
+    found = bench(tmp_path, records)
+    assert cells(summary.scores(found, "heart"), "ECE")["fed_avg"].text == DASH
+    assert cells(summary.differences(found, "heart"), "ECE")["fed_pa"].text == DASH
 
 
 def test_one_score_stands_beside_itself_in_all_settings(tmp_path):
@@ -139,19 +141,6 @@ def test_one_score_stands_beside_itself_in_all_settings(tmp_path):
     assert "## NLL: difference to fed_avg in each setting" in text
 
 
-def test_a_missing_score_is_left_out_of_its_pairs(tmp_path):
-    records = made_up.records()
-    del records[0]["scores"]["ece"]  # fed_avg in heart, seed 0
-    found = bench(tmp_path, records)
-    assert found.scores("heart", "fed_avg").seeds("ece") == [1, 2]
-    assert "[" in cells(summary.differences(found, "heart"), "ECE")["fed_pa"].text
-    for record in records[1:3]:
-        del record["scores"]["ece"]
-    found = bench(tmp_path, records)
-    assert cells(summary.scores(found, "heart"), "ECE")["fed_avg"].text == DASH
-    assert cells(summary.differences(found, "heart"), "ECE")["fed_pa"].text == DASH
-
-
 @pytest.mark.parametrize(
     ("values", "text"),
     [
@@ -165,11 +154,8 @@ def test_a_missing_score_is_left_out_of_its_pairs(tmp_path):
         ([], DASH),
     ],
 )
-def test_decimals_follow_the_deviation(values, text):
+def test_decimals_follow_the_deviation_and_zero_has_no_sign(values, text):
     assert summary.mean_text(values) == text
-
-
-def test_a_negative_zero_has_no_sign():
     assert summary.number(-1e-9, 0.5, sign=True) == "+0.000" and summary.number(-0.25, sign=True) == "-0.250"
 
 
@@ -210,7 +196,7 @@ def test_scores_at_a_budget_are_those_of_the_last_point_within(tmp_path):
     assert notes["fl_swag"] == "3 of 4 seeds; failed"
 
 
-def test_trials_that_seeds_share_count_once(tmp_path):
+def test_trials_that_seeds_share_count_once_and_chosen_values_that_differ_stand_by_seed(tmp_path):
     records = made_up.records(seeds=3, settings=("heart",), methods=("fed_avg", "fed_pa"))
     assert summary.spent(bench(tmp_path, records)) == (16, pytest.approx(6 * 20 + 90 + 91))
     for record in records:
@@ -219,9 +205,6 @@ def test_trials_that_seeds_share_count_once(tmp_path):
     failed = {**made_up.failed("heart", "fed_avg", 9, "Diverged."), "trials": 8}
     assert summary.spent(bench(tmp_path, [*records, failed]))[0] == 48
     assert summary.spent(bench(tmp_path, [failed, {**failed, "seed": 8}])) == (8, 0.0)
-
-
-def test_chosen_values_that_differ_stand_by_seed(tmp_path):
     records = made_up.records(seeds=2, settings=("heart",), methods=("fed_avg",))
     records[1]["chosen"] = {"learning_rate": 0.1}
     cell = bench(tmp_path, records).cells["heart", "fed_avg"]
@@ -242,9 +225,6 @@ def test_tables_are_written_with_all_digits_and_reasons(tmp_path):
     assert found == [mean.mean, mean.stddev, wanted.mean, wanted.low, wanted.high]
     assert {r["kind"] for r in rows} == {"score", "cost", "at_mb", "at_seconds"}
     assert {r["budget"] for r in rows if r["kind"] == "at_mb"} == {"2.0"}
-
-
-def test_two_methods_have_ranks_without_a_test(tmp_path):
     text = page.write_tables(made_up.write(tmp_path, made_up.records(methods=("fed_avg", "fl_swag"))))[0].read_text()
     assert "Friedman's test needs three methods or more" in text and "| fed_avg | 2.000 |" in text
 

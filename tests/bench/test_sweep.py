@@ -6,11 +6,10 @@ import re
 import pytest
 import yaml
 
-from tests.kit import refusal, summary_of
+from tests.kit import refusal, refuses, summary_of
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.bench import runs, sweep
-from tfp_bfl.errors import InvalidArgument
 
 SMALL = (
     *("--dataset", "breast_cancer", "--model", "mlp", "--kind", "deterministic", "--clients", "2"),
@@ -46,22 +45,17 @@ def test_seeds(text, seeds):
 
 @pytest.mark.parametrize("text", ["", "a", "4..0", "0...4", "-1", "0..1,1", "1e3", "0..99999999", "٣", "0-4"])
 def test_what_are_no_seeds(text):
-    with pytest.raises(InvalidArgument, match="seeds is"):
-        sweep.parse_seeds(text)
-
-
-def test_what_is_varied():
-    items = ["rule=linear_pool,conflation", "--local-epochs= 1 , 5", "variational-layers=dense,a;all"]
-    found = sweep.parse_varied(items)
-    assert found == [
-        {"rule": ["linear_pool", "conflation"], "local_epochs": ["1", "5"], "variational_layers": ["dense,a", "all"]}
-    ]
+    refuses("seeds is", sweep.parse_seeds, text)
 
 
 @pytest.mark.parametrize(
     ("items", "groups"),
     [
         ([], [{}]),
+        (
+            ["rule=linear_pool,b", "--local-epochs= 1 , 5", "variational-layers=dense,a;all"],
+            [{"rule": ["linear_pool", "b"], "local_epochs": ["1", "5"], "variational_layers": ["dense,a", "all"]}],
+        ),
         (
             ["rule=a,b or algorithm=fed_opt,fed_prox kind=deterministic"],
             [{"rule": ["a", "b"]}, {"algorithm": ["fed_opt", "fed_prox"], "kind": ["deterministic"]}],
@@ -77,7 +71,7 @@ def test_what_is_varied():
         (["rounds=1 or rounds=2", "rule=a or rule=b"], [{"rounds": [x], "rule": [y]} for x in "12" for y in "ab"]),
     ],
 )
-def test_alternatives(items, groups):
+def test_what_is_varied(items, groups):
     assert sweep.parse_varied(items) == groups
 
 
@@ -107,8 +101,7 @@ def test_three_rules_and_three_algorithms_are_six_runs():
     ],
 )
 def test_what_can_not_be_varied(item, words):
-    with pytest.raises(InvalidArgument, match=re.escape(words)):
-        sweep.make_cells(None, {}, sweep.parse_varied([item]), [0])
+    refuses(re.escape(words), lambda: sweep.make_cells(None, {}, sweep.parse_varied([item]), [0]))
 
 
 def test_every_combination_by_every_seed():
@@ -130,7 +123,6 @@ def test_every_combination_by_every_seed():
         (("--list", "--progress", "json"), "--list runs nothing: leave --progress out"),
         (("--list", "--jobs", "2"), "--list runs nothing: leave --jobs out"),
         (("--seeds", "5..1"), "must go up"),
-        (("--vary", "seed=0..4"), "give --seeds"),
         (("--vary", "rule=linear_pool or rule=linear_pool"), "would be the folder of two runs"),
         (("--vary", "rule=linear_pool or algorithm=fed_opt proximal=1"), "proximal is an option of"),
         (("--vary", "cohort-size=2,9", "--dataset", "heart_disease"), "cohort_size is 9, but must be at"),
@@ -148,15 +140,15 @@ def test_bad_sweeps_are_refused_before_anything_is_written(tmp_path, capsys, opt
     assert not (tmp_path / "new").exists()
 
 
-def test_a_sweep_without_a_folder_is_refused(capsys):
-    assert "give --output one" in refusal(capsys, "sweep", "--seeds", "0..1")
-
-
-def test_list_runs_nothing(tmp_path, capsys):
+def test_what_lists_runs_runs_nothing_and_a_sweep_needs_a_folder(tmp_path, capsys):
     output = str(tmp_path / "new")
     assert run_command_line(["sweep", "--vary", "rounds=2,3", "--list", "--output", output]) == 0
     assert capsys.readouterr().out.split() == ["rounds=2,seed=0", "rounds=3,seed=0"]
     assert not list(tmp_path.iterdir())
+    assert "give --output one" in refusal(capsys, "sweep", "--seeds", "0..1")
+    assert run_command_line(["runs", str(tmp_path)]) == 0
+    assert "There is no run in" in capsys.readouterr().out
+    assert "There is no folder" in refusal(capsys, "runs", str(tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "report.html"])
@@ -175,15 +167,9 @@ def test_missing_data_are_reported_before_any_run(tmp_path, capsys, dataset):
 def test_a_run_without_a_score_has_an_empty_cell(tmp_path, monkeypatch):
     summaries = {"a": {"accuracy": 0.5}, "b": {"accuracy": 0.6, "ece": 0.1}}
     configs = {name: make_config(None, {"seed": seed}) for seed, name in enumerate(summaries)}
-    monkeypatch.setattr(runs, "read_record", lambda folder: (configs[folder.name], summaries[folder.name]))
+    monkeypatch.setattr(runs.written, "read_record", lambda folder: (configs[folder.name], summaries[folder.name]))
     runs.write_tables([tmp_path / name for name in summaries], tmp_path)
     assert [row["ece"] for row in csv.DictReader((tmp_path / "runs.csv").open())] == ["", "0.1"]
-
-
-def test_no_runs(tmp_path, capsys):
-    assert run_command_line(["runs", str(tmp_path)]) == 0
-    assert "There is no run in" in capsys.readouterr().out
-    assert "There is no folder" in refusal(capsys, "runs", str(tmp_path / "nowhere"))
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from tests.kit import lines_of
+from tests.kit import fails, interrupted, lines_of, refuses
 from tfp_bfl.app.one_run.pipeline import Finished
 from tfp_bfl.bench import cells, tuning
 from tfp_bfl.bench.plan import Plan
 from tfp_bfl.bench.sweep import Space
-from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.errors import Error
 
 SPACE = {"rate": Space(1e-3, 1.0, True), "kind": Space(values=("a", "b"))}
 
@@ -44,16 +44,10 @@ def test_the_best_trial_is_chosen(tmp_path):
     assert tried[0] == {} and len(tried) == 12 == found.trials and found.seconds == 12
     assert found.values == min(tried[1:], key=loss) and found.score == loss(found.values)
     assert all(1e-3 <= each["rate"] <= 1 and each["kind"] in "ab" for each in tried[1:])
-
-
-def test_accuracy_is_maximised(tmp_path):
-    found = tune(tmp_path / "t", lambda values: trial(accuracy=-loss(values)), score="accuracy")
-    assert found.values == tune(tmp_path / "u").values
-
-
-def test_defaults_can_be_the_best(tmp_path):
-    found = tune(tmp_path / "t", lambda values: trial(test_nll=1.0 if values else 0.0))
-    assert found.values == {} and found.score == 0
+    accurate = tune(tmp_path / "accurate", lambda values: trial(accuracy=-loss(values)), score="accuracy")
+    assert accurate.values == found.values
+    default = tune(tmp_path / "default", lambda values: trial(test_nll=1.0 if values else 0.0))
+    assert default.values == {} and default.score == 0
 
 
 def test_trials_follow_from_the_seed(tmp_path):
@@ -65,23 +59,15 @@ def test_trials_follow_from_the_seed(tmp_path):
 
 def test_resumed_trials_are_those_of_an_uninterrupted_run(tmp_path):
     whole = tune(tmp_path / "whole")
-    done = []
-
-    def broken(values):
-        if len(done) == 7:
-            raise KeyboardInterrupt
-        done.append(values)
-        return bowl(values)
-
     with pytest.raises(KeyboardInterrupt):
-        tune(tmp_path / "cut", broken)
+        tune(tmp_path / "cut", interrupted(bowl, 8))
     path = tmp_path / "cut" / tuning.TRIALS
     path.write_text(path.read_text() + '{"values": {"ra')  # The line that was being written.
     later = []
     found = tune(tmp_path / "cut", lambda values: later.append(values) or bowl(values))
     assert found == whole and len(later) == 12 - 7
     assert path.read_text() == (tmp_path / "whole" / tuning.TRIALS).read_text()
-    assert tune(tmp_path / "cut", broken) == whole  # Nothing is run again.
+    assert tune(tmp_path / "cut", interrupted(bowl, 1)) == whole  # Nothing is run again.
 
 
 def test_failed_trials_are_never_chosen(tmp_path):
@@ -102,8 +88,7 @@ def test_every_trial_fails(tmp_path):
         raise ValueError("no\nmore")
 
     for _ in range(2):  # The second time from the record.
-        with pytest.raises(Error, match=r"first of them with: ValueError: no$"):
-            tune(tmp_path / "t", attempt)
+        fails(r"first of them with: ValueError: no$", tune, tmp_path / "t", attempt)
 
 
 def test_nothing_to_tune(tmp_path):
@@ -111,13 +96,7 @@ def test_nothing_to_tune(tmp_path):
 
 
 def test_another_space_is_refused(tmp_path):
-    def broken(values):
-        if values:
-            raise KeyboardInterrupt
-        return bowl(values)
-
     with pytest.raises(KeyboardInterrupt):
-        tune(tmp_path / "t", broken)
+        tune(tmp_path / "t", interrupted(bowl, 2))
     (tmp_path / "t" / tuning.TRIALS).write_text('{"values": {}}\n{"values": {"x": 1}}\n')
-    with pytest.raises(InvalidArgument, match="holds trials of another search space"):
-        tune(tmp_path / "t")
+    refuses("holds trials of another search space", tune, tmp_path / "t")

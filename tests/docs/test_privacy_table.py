@@ -12,7 +12,7 @@ from tfp_bfl.app.one_run import build
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.options.methods import ALGORITHMS
-from tfp_bfl.sites.deployment.job import make_job
+from tfp_bfl.sites.deployment.jobs import make_job
 
 TEXT = (ROOT / "docs" / "privacy.md").read_text()
 SECTION = TEXT.split("\n| algorithm | secure aggregation |")[1]

@@ -16,7 +16,7 @@ from tfp_bfl.evaluation.sums import score_sums, scores_of_sums
 from tfp_bfl.glm import report as glm_report
 from tfp_bfl.plots import tables
 from tfp_bfl.plots.score_tables import Repeated
-from tfp_bfl.sites.deployment.outcome import sections
+from tfp_bfl.sites.deployment.server import sections
 
 WIDTHS = (390, 1024, 1366)
 DIGEST = next(d for d in (hashlib.sha256(bytes([i])).hexdigest() for i in range(99)) if d[0] == "8")

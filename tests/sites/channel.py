@@ -2,13 +2,18 @@
 
 import pyarrow.csv
 import pyarrow.parquet
+from rich.console import Console
 
 from tests.kit import lines_of
+from tfp_bfl.app.one_run.run_folder import reporter
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.sites.deployment.channel import Refusal
+from tfp_bfl.sites.deployment.attendance import Submission
+from tfp_bfl.sites.deployment.channel import Counted, Refusal
 from tfp_bfl.sites.deployment.party_file import FILE
+from tfp_bfl.sites.deployment.server import serve
 
 SILENCE = "silence"
+OPTIONS = {"model": "mlp", "rounds": 2, "local_epochs": 2}
 
 
 def faults_of(done):
@@ -20,8 +25,10 @@ class Channel:
     """Sites by their names, and what was sent to them: (task, name, content) in order.
 
     `lies` are replies in the place of a site's: (task, name), or (task, name, how many times the task was asked before)
-    -> bytes, a refusal, `SILENCE`, or a function of the honest reply.
+    -> bytes, a refusal, `SILENCE`, or a function of the honest reply. `before` is called before each question.
     """
+
+    before = staticmethod(lambda task, number: None)
 
     def __init__(self, sites, lies=None):
         self.sites, self.lies, self.sent, self.asked = sites, lies or {}, [], []
@@ -32,6 +39,7 @@ class Channel:
 
     def ask(self, task, what):
         number = self.asked.count(task)
+        self.before(task, number)
         self.asked.append(task)
         for name, content in what.items():
             self.sent.append((task, name, content))
@@ -51,6 +59,11 @@ class Channel:
         return site.reply(task, content)
 
 
+def run(folder, channel, name="first", options=OPTIONS, quorum=2, **how):
+    with reporter(Console(quiet=True), "none", 2) as tell:
+        return serve(options, Submission(name, folder / "runs" / name, Counted(channel), quorum, tell, **how))
+
+
 def put(folder, name, table, more="", suffix=".parquet", test=None):
     (local := folder / name / "local").mkdir(parents=True, exist_ok=True)
     write = pyarrow.csv.write_csv if suffix == ".csv" else pyarrow.parquet.write_table
@@ -60,3 +73,9 @@ def put(folder, name, table, more="", suffix=".parquet", test=None):
     held = "" if test is None else f"test_data: test{suffix}\n"
     (local / FILE).write_text(f"data: rows{suffix}\nlabel: disease\n{held}{more}", encoding="utf-8")
     return local
+
+
+def add_line(local, line):
+    """Add a line to the file of a site, which is returned."""
+    (local / FILE).write_text((local / FILE).read_text() + line + "\n")
+    return local / FILE

@@ -4,19 +4,15 @@ import json
 
 import numpy as np
 import pyarrow
-from rich.console import Console
 
 from tests.glm.test_agreement import table
 from tests.sites import channel
 from tfp_bfl import glm
-from tfp_bfl.app.one_run.run_folder import reporter
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm.design import Outcome, read_design
-from tfp_bfl.sites.deployment.attendance import Submission
-from tfp_bfl.sites.deployment.channel import SUMS, TALK, Counted
-from tfp_bfl.sites.deployment.glm_job import GLM
+from tfp_bfl.sites.deployment.channel import SUMS, TALK
 from tfp_bfl.sites.deployment.glm_site import GlmSite
-from tfp_bfl.sites.deployment.server import serve
+from tfp_bfl.sites.deployment.jobs import GLM
 
 SITES = ("s0", "s1", "s2")
 WHOLE = table()
@@ -64,10 +60,8 @@ def of_sums(lie):
     return lambda reply: to_bytes({"sums": lie(stored_arrays(reply, "answer", 2**30)["sums"])})
 
 
-def run(folder, channel, options=ILL, name="first", quorum=2, **how):
-    with reporter(Console(quiet=True), "none", 0) as tell:
-        run = Submission(name, folder / "runs" / name, Counted(channel), quorum, tell, **how)
-        return serve({GLM: options}, run)
+def run(folder, sites, options=ILL, name="first", quorum=2, **how):
+    return channel.run(folder, sites, name, {GLM: options}, quorum, **how)
 
 
 def pooled(options, without=()):

@@ -15,8 +15,8 @@ from typing import ClassVar
 import pytest
 
 from tests.certificates import certify
-from tests.kit import call, refusal
-from tfp_bfl.errors import Error, InvalidArgument
+from tests.kit import call, refusal, refuses
+from tfp_bfl.errors import Error
 from tfp_bfl.sites.deployment import kits, submit
 from tfp_bfl.sites.deployment.commands import ends_with_cleanup
 
@@ -117,11 +117,9 @@ def test_a_job_that_runs_is_stopped_whatever_was_submitted_later(kit, monkeypatc
 
 def test_a_run_that_has_ended_and_another_folder_are_one_sentence(kit, monkeypatch):
     monkeypatch.setitem(JOBS[1], "status", "FINISHED:COMPLETED")
-    with pytest.raises(InvalidArgument, match=r"The run first has ended \(finished: completed\): there is nothing"):
-        submit.stop_run(kit, "first", print)
+    refuses(r"The run first has ended \(finished: completed\): there is nothing", submit.stop_run, kit, "first", print)
     (kit / "tfp_bfl.json").write_text(ROLE.replace("admin", "party"))
-    with pytest.raises(InvalidArgument, match="is not the folder of the administrator"):
-        submit.list_runs(kit, print)
+    refuses("is not the folder of the administrator", submit.list_runs, kit, print)
 
 
 def free_port():
@@ -180,16 +178,13 @@ def test_a_signal_ends_with_cleanup_and_a_second_one_does_not_cut_that_short(num
 
 
 @pytest.mark.usefixtures("nobody_handles_signals")
-def test_signals_that_someone_handles_stay_theirs():
+def test_signals_that_someone_handles_stay_theirs_and_a_thread_changes_none():
     noted = []
     signal.signal(signal.SIGHUP, lambda number, frame: noted.append(number))
     with ends_with_cleanup():
         os.kill(os.getpid(), signal.SIGHUP)
     assert noted == [signal.SIGHUP]
 
-
-@pytest.mark.usefixtures("nobody_handles_signals")
-def test_a_thread_changes_no_signal():
     def work():
         with ends_with_cleanup():
             return signal.getsignal(signal.SIGTERM)

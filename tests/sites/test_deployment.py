@@ -5,28 +5,22 @@ import json
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import tfp_bfl as bfl
-from tests.kit import json_of, lines_of, summary_of
+from tests.kit import fails, json_of, lines_of, refuses, summary_of
 from tests.sites import channel
-from tfp_bfl.app.one_run.run_folder import reporter
+from tests.sites.channel import OPTIONS, run
 from tfp_bfl.app.options import own_model
-from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import stored_arrays
-from tfp_bfl.sites.deployment.attendance import Submission
-from tfp_bfl.sites.deployment.channel import ROUND, SCORE, Counted
+from tfp_bfl.sites.deployment.channel import ROUND, SCORE
 from tfp_bfl.sites.deployment.demo import HOSPITALS
-from tfp_bfl.sites.deployment.job import make_job, to_json
+from tfp_bfl.sites.deployment.jobs import make_job, to_json
 from tfp_bfl.sites.deployment.member import VersionFiles
 from tfp_bfl.sites.deployment.party_file import FILE, SECRET, read_file
-from tfp_bfl.sites.deployment.server import serve
 from tfp_bfl.sites.deployment.site import Site, check
 from tfp_bfl.sites.deployment.submit import submit, write_job
 
 pytestmark = pytest.mark.cpu_seconds(60)  # each test has sites that build a model
-
-OPTIONS = {"model": "mlp", "rounds": 2, "local_epochs": 2}
 
 
 class Channel(channel.Channel):
@@ -34,11 +28,6 @@ class Channel(channel.Channel):
 
     def __init__(self, folder, lies=None):
         super().__init__({name: Site(folder / name / "local") for name in HOSPITALS}, lies)
-
-
-def run(folder, channel, name="first", options=OPTIONS, quorum=2, **how):
-    with reporter(Console(quiet=True), "none", 2) as tell:
-        return serve(options, Submission(name, folder / "runs" / name, Counted(channel), quorum, tell, **how))
 
 
 def last_scored(channel):
@@ -108,8 +97,7 @@ def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
     secrets = [(hospitals / n / "local" / SECRET).read_bytes() for n in HOSPITALS]
     assert not any(secret in content for secret in secrets for _, _, content in channel.sent)
     assert oct((hospitals / "north" / "local" / SECRET).stat().st_mode)[-3:] == "600"
-    with pytest.raises(InvalidArgument, match="run first is complete"):
-        run(hospitals, Channel(hospitals))
+    refuses("run first is complete", run, hospitals, Channel(hospitals))
     # But not for whoever submitted it and did not see its end.
     assert run(hospitals, Channel(hospitals), again=True) == done
     assert summary_of(done) == summary
@@ -203,11 +191,9 @@ def test_a_site_refuses_what_its_file_forbids(hospitals):
     (hospitals / "west" / "local" / FILE).write_text(
         "data: patients.csv\nlabel: diagnosis\nalgorithms: [fl_swag]\nmax_rounds: 1\n"
     )
-    with pytest.raises(Error, match=r"2 sites take part, but the quorum is 3 \(west: Its file allows algorithm"):
-        run(hospitals, Channel(hospitals), quorum=3)
+    fails(r"quorum is 3 \(west: Its file allows algorithm", run, hospitals, Channel(hospitals), quorum=3)
     site = Site(hospitals / "north" / "local")
-    with pytest.raises(InvalidArgument, match="takes part in no run"):
-        site.answer({})
+    refuses("takes part in no run", site.answer, {})
     job = {"options": OPTIONS, "number": 0, "parties": 3, "run": "a", "schema": {}, "version": bfl.__version__}
     for change, message in (
         ({"run": "../../escape"}, "run's name is"),
@@ -219,8 +205,7 @@ def test_a_site_refuses_what_its_file_forbids(hospitals):
         ({"options": {"dataset": "/etc"}}, "dataset is of runs with all data in one place"),
         ({}, "does not have the required form"),
     ):
-        with pytest.raises(InvalidArgument, match=message):
-            site.begin(json.dumps({**job, **change}))
+        refuses(message, site.begin, json.dumps({**job, **change}))
 
 
 def job_of(site, options):
@@ -237,8 +222,7 @@ def test_a_site_knows_from_its_own_process_what_the_rule_uses(hospitals):
     file.write_text(plain + "allow_single_posteriors: false\n")
     site = Site(hospitals / "north" / "local")
     for options in ({"robust": "median"}, {"rule": "weighted_conflation"}, {"algorithm": "fl_swag"}):
-        with pytest.raises(InvalidArgument, match="uses each message separately"):
-            site.begin(job_of(site, options))
+        refuses("uses each message separately", site.begin, job_of(site, options))
     site.begin(job_of(site, {"robust": "clip:3"}))
     assert "The rule mean_precision_average adds it to the other messages" in site.seen
     # Masks leave the server sums alone, whatever the rule would need.
@@ -247,8 +231,7 @@ def test_a_site_knows_from_its_own_process_what_the_rule_uses(hospitals):
     assert site._check_rule(30.0).startswith("The server sees the sum of the sites' messages for the rule mean_prec")
     file.write_text(plain + "rules: [conflation, total]\n")
     site = Site(hospitals / "north" / "local")
-    with pytest.raises(InvalidArgument, match="allows rule conflation or total, not median mean_precision_average"):
-        site.begin(job_of(site, {"robust": "median"}))
+    refuses("rule conflation or total, not median mean_prec", site.begin, job_of(site, {"robust": "median"}))
     site.begin(job_of(site, {"algorithm": "qlsd", "rounds": 200, "burn_in_rounds": 100}))
 
 
@@ -265,8 +248,7 @@ def test_a_site_knows_from_its_own_process_what_the_rule_uses(hospitals):
 )
 def test_a_file_that_says_something_else_is_one_sentence(hospitals, text, message):
     (hospitals / "north" / "local" / FILE).write_text(text)
-    with pytest.raises(InvalidArgument, match=message):
-        check(hospitals / "north" / "local")
+    refuses(message, check, hospitals / "north" / "local")
 
 
 def test_check_describes_the_data_of_a_site_and_prints_what_it_would_send(hospitals):
@@ -303,8 +285,7 @@ CODE = [name for name in own_model.OPTIONS if name != "dataset"]
     ],
 )
 def test_options_that_sites_do_not_have_are_refused(options, message):
-    with pytest.raises(InvalidArgument, match=message):
-        make_job(options, 3)
+    refuses(message, make_job, options, 3)
 
 
 @pytest.mark.parametrize("option", [{"participation": "0.5,0.75,1"}, {"compressor": "quantiser:4,none,none"}])

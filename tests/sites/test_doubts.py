@@ -6,18 +6,16 @@ import numpy as np
 import pytest
 
 import tfp_bfl as bfl
-from tests.kit import summary_of
+from tests.kit import fails, refuses, summary_of
 from tests.plots.test_report import headings, page, table
 from tests.plots.test_report import run as results
 from tests.sites.test_deployment import OPTIONS, Channel, run
-from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.plots import tables
-from tfp_bfl.sites.comparison import unseen
 from tfp_bfl.sites.deployment.channel import DESCRIBE
-from tfp_bfl.sites.deployment.outcome import sections
 from tfp_bfl.sites.deployment.party_file import FILE
+from tfp_bfl.sites.deployment.server import sections
 from tfp_bfl.sites.deployment.site import check
-from tfp_bfl.sites.schema import MOST_CLASSES
+from tfp_bfl.sites.schema import MOST_CLASSES, unseen
 
 
 def described(mean=14.0, stddev=3.0, classes=("benign", "malignant"), number=100, target=None):
@@ -35,8 +33,12 @@ def three(**west):
     return {"north": described(13.0), "south": described(15.0), "west": described(**west)}
 
 
-def test_sites_that_are_alike_are_not_doubted():
+def test_sites_that_are_alike_are_not_doubted_and_a_target_in_other_units_is():
     assert bfl.sites.doubts(three()) == bfl.sites.doubts({"north": described()}) == []
+    sites = {name: described(target=["price", 100.0, 20.0]) for name in ("north", "south")}
+    sites["west"] = described(target=["price", 1e5, 2e4])
+    (sentence,) = bfl.sites.doubts(sites)
+    assert "west" in sentence and "'price'" in sentence
 
 
 @pytest.mark.parametrize(
@@ -56,34 +58,19 @@ def test_a_site_that_stands_out_is_named(west, words):
     assert not any("north" in sentence or "south" in sentence for sentence in found)
 
 
-def test_a_target_in_other_units_is_named():
-    sites = {name: described(target=["price", 100.0, 20.0]) for name in ("north", "south")}
-    sites["west"] = described(target=["price", 1e5, 2e4])
-    (sentence,) = bfl.sites.doubts(sites)
-    assert "west" in sentence and "'price'" in sentence
-
-
 def test_what_no_federation_can_bear_is_refused():
     moments = [("radius", 0.0, 1e200), ("radius", float("nan"), 1.0), ("r" * 2000, 1.0, 1.0)]
     moments += [("radius", mean, 1.0) for mean in (-1e200, 10**400)]
     columns = [{"columns": [[*x], ["age", 0.0, 1.0]]} for x in moments]
     classes = {"class_names": [str(i) for i in range(MOST_CLASSES + 1)]}
     for lie in (*columns, {"element_shape": [2**31 - 1, 2**31 - 1]}, classes):
-        with pytest.raises(InvalidArgument, match="west"):
-            bfl.sites.check_description("west", {**described(), **lie})
-
-
-def test_the_largest_statistics_that_are_accepted_pool_to_finite_columns():
+        refuses("west", bfl.sites.check_description, "west", {**described(), **lie})
+    names = [[f"{site}{i}" for i in range(MOST_CLASSES - 1)] for site in "ab"]
+    sites = {site: described(classes=classes) for site, classes in zip("ab", names)}
+    refuses(r"19,998 classes, but a federation has at most 10,000", bfl.sites.agree, "data", sites)
     sites = {"a": described(1e30, 1e30, number=2**31 - 1), "b": described(-1e30, 1e30, number=2**31 - 1)}
     for _, mean, stddev in bfl.sites.agree("data", sites).columns:
         assert np.isfinite([mean, stddev]).all() and stddev > 0
-
-
-def test_all_sites_together_have_a_bound_of_classes():
-    names = [[f"{site}{i}" for i in range(MOST_CLASSES - 1)] for site in "ab"]
-    sites = {site: described(classes=classes) for site, classes in zip("ab", names)}
-    with pytest.raises(InvalidArgument, match=r"19,998 classes, but a federation has at most 10,000"):
-        bfl.sites.agree("data", sites)
 
 
 @pytest.mark.cpu_seconds(60)
@@ -97,8 +84,7 @@ def test_a_run_names_the_site_before_its_first_round_and_in_its_summary(hospital
     warnings = summary_of(done)["warnings"]
     assert any(line.startswith("west reports means far outside the other sites'") for line in warnings)
     channel.lies[DESCRIBE, "west"] = changed(lambda x: {"stddev": 1e200})
-    with pytest.raises(Error, match="west"):
-        run(hospitals, channel, "second", quorum=3)
+    fails("west", run, hospitals, channel, "second", quorum=3)
 
 
 def test_sites_without_scores_are_named_as_unseen():

@@ -12,15 +12,15 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tests.kit import json_of, summary_of
+from tests.kit import fails, json_of, refuses, summary_of
+from tests.sites.channel import add_line
 from tests.sites.test_deployment import Channel, run
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency
 from tfp_bfl.files.arrays import stored_arrays
 from tfp_bfl.privacy import Steps, composed_epsilon, example_steps
 from tfp_bfl.sites.arrays import to_arrays
 from tfp_bfl.sites.deployment.channel import BEGIN, ROUND
-from tfp_bfl.sites.deployment.ledger import Ledger
-from tfp_bfl.sites.deployment.party_file import FILE
+from tfp_bfl.sites.deployment.member import Ledger
 from tfp_bfl.sites.deployment.site import Site
 from tfp_bfl.sites.party import Party
 
@@ -40,8 +40,7 @@ def ledger(folder, run="first", told=TOLD, rounds=2, limit=9.0, job=JOB):
 def test_runs_add_up_until_the_limit(tmp_path):
     one = composed_epsilon([TOLD._replace(number=16)])
     ledger(tmp_path, limit=1.2 * one)
-    with pytest.raises(InvalidArgument, match=rf"allows epsilon .* over all runs, which would be .* after {one:.3g}"):
-        ledger(tmp_path, "second", limit=1.2 * one)
+    refuses(rf"allows epsilon .* which would be .* after {one:.3g}", ledger, tmp_path, "second", limit=1.2 * one)
     assert [path.name for path in tmp_path.glob("*.json")] == ["first.json"]
     # The same run, begun again, tells nothing more.
     ledger(tmp_path, limit=1.2 * one)
@@ -51,21 +50,15 @@ def test_runs_add_up_until_the_limit(tmp_path):
 OTHER_RUN = "It has taken part in another run of the name first"
 
 
-def test_a_run_of_the_same_name_is_the_same_run(tmp_path):
+def test_a_run_of_the_same_name_is_the_same_run_and_begins_again_only_with_a_job(tmp_path):
     ledger(tmp_path)
     for change in ({"rounds": 1}, {"job": "cd" * 32}):
-        with pytest.raises(InvalidArgument, match=OTHER_RUN):
-            ledger(tmp_path, **change)
-
-
-def test_an_entry_without_a_job_counts_and_is_no_run_that_can_begin_again(tmp_path):
+        refuses(OTHER_RUN, ledger, tmp_path, **change)
     ledger(tmp_path)
     path = tmp_path / "first.json"
     path.write_text(json.dumps({name: x for name, x in json_of(path).items() if name != "job"}))
-    with pytest.raises(InvalidArgument, match=OTHER_RUN):
-        ledger(tmp_path)
-    with pytest.raises(InvalidArgument, match="Its file allows epsilon"):
-        ledger(tmp_path, "second", limit=1.2 * composed_epsilon([TOLD._replace(number=16)]))
+    refuses(OTHER_RUN, ledger, tmp_path)
+    refuses("allows epsilon", ledger, tmp_path, "second", limit=1.2 * composed_epsilon([TOLD._replace(number=16)]))
 
 
 def at_once(number, call):
@@ -104,20 +97,17 @@ def test_a_round_has_one_message(tmp_path):
     found = ledger(tmp_path)
     found.charge(MESSAGE)
     ledger(tmp_path).charge(MESSAGE)
-    with pytest.raises(InvalidArgument, match="It has answered another message of round 1"):
-        ledger(tmp_path).charge({**MESSAGE, "x": np.zeros(3, np.float32)})
+    refuses("answered another message of round 1", ledger(tmp_path).charge, {**MESSAGE, "x": np.zeros(3, np.float32)})
 
 
 def test_without_noise_there_is_no_bound(tmp_path):
-    with pytest.raises(InvalidArgument, match="would be without a bound with this one"):
-        ledger(tmp_path, told=TOLD._replace(noise_multiplier=0.0))
+    refuses("would be without a bound with this one", ledger, tmp_path, told=TOLD._replace(noise_multiplier=0.0))
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"told": [1, 2]}', '{"told": [1, 0.5, 3], "rounds": "x", "messages": {}}'])
 def test_a_ledger_that_cant_be_read_ends_it(tmp_path, text):
     (tmp_path / "old.json").write_text(text)
-    with pytest.raises(InvalidArgument, match=r"old\.json of its ledger can't be read"):
-        ledger(tmp_path)
+    refuses(r"old\.json of its ledger can't be read", ledger, tmp_path)
 
 
 SOURCE = bfl.data.Source("rows", "train", np.zeros([4, 3], np.float32), np.zeros(4, np.int32))
@@ -146,9 +136,7 @@ def test_noise_that_hides_examples_is_of_the_job_and_of_the_message():
 
 def bound(folder, more=""):
     """Bound the epsilon of a site, and return its file."""
-    file = folder / "west" / "local" / FILE
-    file.write_text(file.read_text() + f"max_example_epsilon: 3.0\n{more}")
-    return file
+    return add_line(folder / "west" / "local", f"max_example_epsilon: 3.0\n{more}")
 
 
 def test_a_site_with_a_bound_takes_part_in_runs_within_it(hospitals):
@@ -171,17 +159,14 @@ def test_a_site_with_a_bound_takes_part_in_runs_within_it(hospitals):
     message = stored_arrays(told[ROUND], "message", 2**30)
     site.answer(message)
     other = {name: np.asarray(x + 1e-3, x.dtype) if x.dtype == np.float32 else x for name, x in message.items()}
-    with pytest.raises(InvalidArgument, match="It has answered another message of round 2"):
-        site.answer(other)
+    refuses("It has answered another message of round 2", site.answer, other)
     # Other columns or options with the same noise: the answers' difference would have none.
     for part, name, value in (("schema", "columns", None), ("options", "learning_rate", 0.5), ("options", "seed", 7)):
         job = json.loads(told[BEGIN].decode())
         value = [[c[0], c[1], 2 * c[2]] for c in job[part][name]] if value is None else value
         job[part] = {**job[part], name: value}
-        with pytest.raises(InvalidArgument, match=OTHER_RUN):
-            Site(hospitals / "west" / "local").begin(json.dumps(job))
-    with pytest.raises(Error, match=r"west: Its file allows epsilon 3 for an example over all runs"):
-        run(hospitals, Channel(hospitals), "second", {**OPTIONS, "rounds": 9}, quorum=3)
+        refuses(OTHER_RUN, Site(hospitals / "west" / "local").begin, json.dumps(job))
+    fails(r"west: .*epsilon 3", run, hospitals, Channel(hospitals), "second", {**OPTIONS, "rounds": 9}, quorum=3)
 
 
 def test_what_a_site_refuses_costs_it_nothing(hospitals):
@@ -202,8 +187,7 @@ def test_a_site_answers_no_more_rounds_than_it_agreed_to():
     message = lambda number: to_arrays(process.round.broadcast(first._replace(round=tf.constant(number))).message)
     assert party.answer(message(1))
     for number in (2, -1):
-        with pytest.raises(InvalidArgument, match=f"agreed to 2 rounds, which do not include round {number + 1}"):
-            party.answer(message(number))
+        refuses(f"agreed to 2 rounds, which do not include round {number + 1}", party.answer, message(number))
 
 
 def test_a_missing_accountant_is_reported_when_the_site_starts_and_not_in_a_round(hospitals, monkeypatch):

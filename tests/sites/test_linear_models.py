@@ -8,7 +8,8 @@ import pyarrow.csv
 import pytest
 
 from tests.glm.test_agreement import sites_of
-from tests.kit import json_of, summary_of
+from tests.kit import fails, json_of, refuses, summary_of
+from tests.sites.channel import add_line
 from tests.sites.linear_models import (
     ILL,
     SITES,
@@ -24,14 +25,13 @@ from tests.sites.linear_models import (
 )
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.data.agreement import TableOptions
-from tfp_bfl.errors import Error, InvalidArgument
-from tfp_bfl.files.arrays import stored_arrays, to_bytes
+from tfp_bfl.files.arrays import stored_arrays
 from tfp_bfl.glm.agreement import describe
 from tfp_bfl.glm.design import Outcome
 from tfp_bfl.sites.deployment import member
-from tfp_bfl.sites.deployment.channel import SUMS, TALK, Refusal
-from tfp_bfl.sites.deployment.glm_job import make_glm_job
+from tfp_bfl.sites.deployment.channel import SUMS, TALK
 from tfp_bfl.sites.deployment.glm_site import RESULTS
+from tfp_bfl.sites.deployment.jobs import make_glm_job
 
 
 @pytest.mark.parametrize("secure_sums", [False, True])
@@ -64,19 +64,16 @@ def test_the_fit_is_that_of_all_rows_in_one_place(kits, options, secure_sums):
     assert all(("effect" in one) == ("random" in options) for one in own)
     names = {name for reply in channel.replies for name in stored_arrays(reply, "answer", 2**30)}
     assert names == ({"masked", "proofs"} if secure_sums else {"sums"})
-    with pytest.raises(InvalidArgument, match="run first is complete"):
-        run(kits, Channel(kits), options)
+    refuses("run first is complete", run, kits, Channel(kits), options)
 
 
 def test_one_baseline_hazard_needs_times_that_masks_can_not_add(kits):
     options = {"outcome": "days", "family": "cox", "event": "ill", "categorical": ["stage"]}
     check_equal(run(kits, Channel(kits), options), pooled(options))
-    with open(kits / "s1" / "local" / "party.yaml", "a") as file:
-        file.write("allow_single_posteriors: false\n")
+    add_line(kits / "s1" / "local", "allow_single_posteriors: false")
     done = run(kits, Channel(kits), {**options, "stratified": False}, "third")
     assert "submit with --stratified" in refusal_of(done)
-    with pytest.raises(InvalidArgument, match="with --secure-sums give --stratified"):
-        run(kits, Channel(kits), options, "second", secure_sums=True)
+    refuses("with --secure-sums give --stratified", run, kits, Channel(kits), options, "second", secure_sums=True)
 
 
 @pytest.mark.parametrize("secure_sums", [False, True])
@@ -115,8 +112,7 @@ def test_revisions_that_can_not_be_are_one_sentence(kits, revision, secure_sums,
     record = json_of(run(kits, Channel(kits), without=["s2"]) / "posterior.json")
     without = revision.pop("without", ())
     options = {**record["options"], "revise": {"record": record, **revision}}
-    with pytest.raises(Error, match=message):
-        run(kits, Channel(kits), options, "second", secure_sums=secure_sums, without=without)
+    fails(message, run, kits, Channel(kits), options, "second", secure_sums=secure_sums, without=without)
 
 
 def test_masked_numbers_are_no_sums_and_answer_one_question(kits):
@@ -126,12 +122,10 @@ def test_masked_numbers_are_no_sums_and_answer_one_question(kits):
     # Parts of fixed point are below 2^48; masks have 64 bits.
     assert all(np.mean(np.abs(x.astype(np.float64)) > 2.0**48) > 0.99 for x in answers)
     first, *_, last = questions(channel)
-    with pytest.raises(InvalidArgument, match="number 5, but the next one of this fit is 6"):
-        channel.sites["s0"].sums({**last, "points": last["points"] + 1})
+    refuses("number 5, but the next .* is 6", channel.sites["s0"].sums, {**last, "points": last["points"] + 1})
     # The same job again: each step has the message of the first time, or none.
     channel.sites["s0"].converse(begins(channel))
-    with pytest.raises(InvalidArgument, match="two answers would reveal their difference"):
-        channel.sites["s0"].sums({**first, "total": np.ones(1)})
+    refuses("two answers would reveal their difference", channel.sites["s0"].sums, {**first, "total": np.ones(1)})
     for site in channel.sites.values():
         site._open.close()  # As at the end of its process.
     # The same job again has the same answers; another job of this name has none.
@@ -142,28 +136,15 @@ def test_masked_numbers_are_no_sums_and_answer_one_question(kits):
     for site in again.sites.values():
         site._open.close()
     (kits / "runs" / "first" / "summary.json").unlink()
-    with pytest.raises(Error, match="another run of the name first"):
-        run(kits, Channel(kits), {**ILL, "prior_stddev": 1.0}, secure_sums=True, name="first", again=False)
-
-
-@pytest.mark.parametrize("lie", ["silence", Refusal("it is busy"), b"no arrays", to_bytes({"sums": np.zeros(2, int)})])
-def test_a_site_that_leaves_is_named_and_the_others_are_fitted(kits, lie):
-    done = run(kits, Channel(kits, {(SUMS, "s1", 2): lie}))
-    check_equal(done, pooled(ILL, without=["s1"]))
-    summary = summary_of(done)
-    assert summary["parties"] == ["s0", "s2"] and "Without s1" in summary["warnings"][0] and refusal_of(done)
+    fails("another run of the name first", run, kits, Channel(kits), {**ILL, "prior_stddev": 1.0}, secure_sums=True)
 
 
 def test_a_site_that_leaves_under_masks_ends_the_run_and_is_named(kits):
-    with pytest.raises(Error, match=r"masks do not cancel \(s1: it did not answer in time\)"):
-        run(kits, Channel(kits, {(SUMS, "s1", 2): "silence"}), secure_sums=True)
-    with pytest.raises(Error, match="again with the same sites when all answer"):
-        run(kits, Channel(kits, {(SUMS, "s1", 1): "silence"}), name="first", secure_sums=True)
+    fails(r"not cancel \(s1: it did not", run, kits, Channel(kits, {(SUMS, "s1", 2): "silence"}), secure_sums=True)
+    fails("same sites when all answer", run, kits, Channel(kits, {(SUMS, "s1", 1): "silence"}), secure_sums=True)
     # The sums of two of them would reveal those of the third.
-    with pytest.raises(Error, match=r"s0: .* this one would reveal those of s1"):
-        run(kits, Channel(kits), name="second", secure_sums=True, without=["s1"])
-    with pytest.raises(Error, match="2 sites take part, but the quorum is 3"):
-        run(kits, Channel(kits), name="third", quorum=3, without=["s0"])
+    fails(r"s0: .* reveal those of s1", run, kits, Channel(kits), name="second", secure_sums=True, without=["s1"])
+    fails("2 sites take part, but the quorum is 3", run, kits, Channel(kits), name="third", quorum=3, without=["s0"])
     run(kits, Channel(kits), name="fourth", secure_sums=True)
 
 
@@ -171,8 +152,7 @@ def test_before_any_sum_with_masks_was_read_others_go_on_without_a_site(kits):
     done = run(kits, Channel(kits, {(TALK, "s1", 0): "silence"}), secure_sums=True)
     check_equal(done, pooled(ILL, without=["s1"]))
     assert "Of two sites, each can compute" in summary_of(done)["warnings"][-1]
-    with pytest.raises(Error, match=r"s0: .* this one would reveal those of s1"):
-        run(kits, Channel(kits), name="second", secure_sums=True)
+    fails(r"s0: .* reveal those of s1", run, kits, Channel(kits), name="second", secure_sums=True)
 
 
 @pytest.mark.parametrize(
@@ -194,20 +174,17 @@ def test_sums_of_several_sets_of_sites_reveal_none_of_one_site(tmp_path, earlier
         (tmp_path / f"run_{number}" / member.MEMBERS).write_text(json.dumps(members))
     if revealed is None:
         return member.check_members(tmp_path / "next", signs)
-    with pytest.raises(InvalidArgument, match=f"would reveal those of {revealed}: submit with the same sites"):
-        member.check_members(tmp_path / "next", signs)
+    refuses(f"would reveal those of {revealed}: submit with", member.check_members, tmp_path / "next", signs)
 
 
 def test_the_sign_of_a_site_with_masks_is_that_of_its_job(kits):
     channel = Channel(kits)
     run(kits, channel, secure_sums=True)
     message, record = json.loads(begins(channel)), {"clients": ["s1", "s2", "s3"]}
-    with pytest.raises(InvalidArgument, match="does not have the required form"):
-        channel.sites["s0"].converse(json.dumps({**message, "sign": -1}).encode())
+    refuses("not have the required form", channel.sites["s0"].converse, json.dumps({**message, "sign": -1}).encode())
     # A revision names the sites that it subtracts: with other sites the sum has no sign.
     message["job"]["options"] = {**ILL, "revise": {"record": record, "add": ["s0"], "remove": ["s1"]}}
-    with pytest.raises(InvalidArgument, match="not those that the revision adds and removes"):
-        channel.sites["s0"].converse(json.dumps({**message, "run": "other"}).encode())
+    refuses("that the revision adds", channel.sites["s0"].converse, json.dumps({**message, "run": "other"}).encode())
 
 
 def test_no_site_gets_the_sums_of_others(kits):
@@ -234,8 +211,7 @@ def test_no_site_gets_the_sums_of_others(kits):
     ],
 )
 def test_a_site_refuses_what_its_file_forbids(kits, line, message):
-    with open(kits / "s1" / "local" / "party.yaml", "a") as file:
-        file.write(f"{line}\n")
+    add_line(kits / "s1" / "local", line)
     own = json_of(run(kits, Channel(kits)) / "parties.json")["s1"]
     assert message in own["refused"] if message else "age" not in [name for name, _, _ in own["columns"]]
 
@@ -254,10 +230,8 @@ def test_questions_of_another_form_are_refused(kits):
     kinds = [{"kind": np.frombuffer(kind, np.uint8)} for kind in (b"effects", b"times")]
     points = [{"points": x} for x in (np.zeros((1, 3)), np.zeros((200, 7)), np.full((1, 7), np.nan))]
     for change in (*kinds, *points, {"step": np.array(-1)}, {"other": np.zeros(1)}):
-        with pytest.raises(InvalidArgument, match="not of this job"):
-            channel.sites["s0"].sums({**asked, **change})
-    with pytest.raises(InvalidArgument, match="does not have the required form"):
-        channel.sites["s0"].converse(b'{"step": "begin", "job": 3}')
+        refuses("not of this job", channel.sites["s0"].sums, {**asked, **change})
+    refuses("does not have the required form", channel.sites["s0"].converse, b'{"step": "begin", "job": 3}')
 
 
 @pytest.mark.parametrize(
@@ -274,8 +248,7 @@ def test_questions_of_another_form_are_refused(kits):
     ],
 )
 def test_bad_options_are_one_sentence(options, message):
-    with pytest.raises(InvalidArgument, match=message):
-        make_glm_job(options, False)
+    refuses(message, make_glm_job, options, False)
 
 
 def test_a_revision_needs_the_folder_of_a_fit(tmp_path, capsys):

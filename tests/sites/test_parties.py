@@ -5,13 +5,13 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
+from tests.kit import fails, refuses
 from tfp_bfl import federated, models
-from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated.round import fold
-from tfp_bfl.sites import Party, from_arrays, simulate_parties, to_arrays
+from tfp_bfl.sites import Party, simulate_parties, to_arrays
 from tfp_bfl.sites.arrays import NO_ANSWER
 from tfp_bfl.sites.party import result_spec
-from tfp_bfl.weights import ModelWeights, ServerMessage
 
 SEED, SIZES = 7, (40, 30, 20)
 TRAIN = bfl.data.load("breast_cancer")
@@ -165,8 +165,7 @@ def test_a_run_that_breaks_off_goes_on_to_the_same_bits(tmp_path):
         def ask(self, numbers, message):
             return super().ask(numbers if int(message["round"]) < 2 else (), message)
 
-    with pytest.raises(Error, match=r"0 of 3 sites gave a valid answer in round 3, but the quorum is 1"):
-        simulated(make, BreaksOff(again()), 3, checkpoint_dir=tmp_path)
+    fails(r"0 of 3 sites .* round 3, but the quorum", simulated, make, BreaksOff(again()), 3, checkpoint_dir=tmp_path)
     # The third round's memory, of which the server never heard, is not gone on from.
     for versions in kept:
         versions[3] = {name: np.zeros_like(x) for name, x in versions[2].items()}
@@ -255,43 +254,26 @@ def test_answers_of_nobody_asked_and_second_ones_do_not_count(honest):
     parties, process, _ = honest["variational"]
     found, once = (simulated(process, here(parties), 1) for here in (Twice, Here))
     assert largest_difference(found.state.weights, once.state.weights) == 0
-
-
-def test_a_weight_is_the_servers_own():
-    """A site that claims fewer examples weighs less, by no more; it can't claim more."""
+    # A site that claims fewer examples weighs less, by no more; it can't claim more.
     make = PROCESSES["fed_opt"]
     fewer = changed("num_examples", np.ones_like)
     found = simulated(make, Here(parties_of(make), {0: fewer}), 1)
     assert found.rounds[0]["num_examples"] == 1 + 30 + 20
 
 
-def test_too_few_sites_end_the_run(honest):
+def test_too_few_sites_and_a_message_of_another_model_are_refused(honest):
     parties, process, _ = honest["variational"]
-    with pytest.raises(Error, match=r"1 of 3 .* quorum is 2 \(south: it did not answer in time; west: it did"):
-        simulated(process, Here(parties, silent=[1, 2]), quorum=2)
+    fails(r"quorum is 2 \(south: it did not .*; west: it", simulated, process, Here(parties, silent=[1, 2]), quorum=2)
     for options, message in (
         ({"quorum": 4}, "quorum is 4, but there are 3 sites in a round"),
         ({"quorum": 3, "cohort_size": 2}, "quorum is 3, but there are 2 sites in a round"),
         ({"evaluate_cohort": lambda *args: {}}, "which sites do not send"),
     ):
-        with pytest.raises(InvalidArgument, match=message):
-            simulated(process, Here(parties), **options)
-
-
-def test_a_message_of_another_model_is_refused_by_the_site(honest):
+        refuses(message, simulated, process, Here(parties), **options)
     party = honest["variational"][0][0]
     other = PROCESSES["fed_opt"]().round
     message = to_arrays(other.broadcast(other.initialize()).message)
-    with pytest.raises(InvalidArgument, match=r"misses|no place"):
-        party.answer(message)
-
-
-def test_named_arrays_there_and_back():
-    structure = ServerMessage(ModelWeights((), [np.ones(3)], ()), np.int32(4), {"a": np.zeros([])})
-    arrays = to_arrays(structure)
-    assert arrays["weights/point/0"].shape == (3,) and arrays["extra/a"].shape == ()
-    spec = tf.nest.map_structure(lambda x: tf.TensorSpec(np.shape(x), np.asarray(x).dtype), structure)
-    tf.nest.map_structure(np.testing.assert_array_equal, from_arrays(arrays, spec), structure)
+    refuses(r"misses|no place", party.answer, message)
 
 
 def test_a_schema_is_that_of_all_rows_together():
@@ -320,7 +302,5 @@ def test_a_schema_is_that_of_all_rows_together():
         ({"columns": [["a", 0.0, 1.0], ["c", 0.0, 1.0]]}, "different columns"),
         ({"target": ["y", 0.0, 1.0]}, "differ in their task"),
     ):
-        with pytest.raises(InvalidArgument, match=message):
-            bfl.sites.agree("t", {**described, "west": {**described["west"], **change}})
-    with pytest.raises(InvalidArgument, match=r"has the class|have the class"):
-        bfl.sites.fitted(source(tables["west"], ["other", "well"]), schema)
+        refuses(message, bfl.sites.agree, "t", {**described, "west": {**described["west"], **change}})
+    refuses(r"has the class|have the class", bfl.sites.fitted, source(tables["west"], ["other", "well"]), schema)

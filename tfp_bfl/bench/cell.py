@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import time
 from collections.abc import Callable, Mapping
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
     from tfp_bfl.bench.plan import Plan
     from tfp_bfl.bench.sweep import Values
 
-# Of evaluations between rounds, and of out-of-distribution examples.
-_MOST_EXAMPLES = 1000
+_MOST_EXAMPLES = 1000  # Of evaluations between rounds, and of out-of-distribution examples.
 
 
 class Task(NamedTuple):
@@ -137,7 +137,13 @@ def run_final(task: Task) -> Finished:
     }
     if of_classes:
         held = trained.predict(trained.held)
-        found = {**scores.of_classes(test, held), **_foreign(task, trained, test)}
+        found = scores.of_classes(test, held)
+        if task.ood is not None and not job.is_personal:
+            other = bfl.data.load(task.ood, split="test", data_dir=config.data_dir)
+            other = other.subset(min(_MOST_EXAMPLES, other.num_examples), seed=config.seed)
+            labels = np.zeros(other.num_examples, np.int32)
+            foreign = bfl.evaluation.evaluate(trained.model, other.features, labels, **job.prediction)
+            found |= scores.foreign(test, foreign.entropy, foreign.epistemic)
         about["heterogeneity"] = scores.heterogeneity(job.clients.label_counts())
     else:
         found = scores.of_numbers(test)
@@ -150,14 +156,9 @@ def run_final(task: Task) -> Finished:
     if trained.is_of_rounds:
         of_test = pipeline.permuted(trained.result, lambda model: job.score(model).metrics)
         found |= {name: x for name, x in of_test.items() if name == "permuted_test_nll"}
-    upload, download = _megabytes(trained)
-    cost = {
-        "cpu_seconds": trained.seconds[-1],
-        "seconds": time.perf_counter() - started,
-        "upload_mb": upload,
-        "download_mb": download,
-        "peak_mb": max(0.0, _memory() - before),  # Memory before may be given back meanwhile.
-    }
+    sent = dict(zip(("upload_mb", "download_mb"), _megabytes(trained)))
+    cost = {"cpu_seconds": trained.seconds[-1], "seconds": time.perf_counter() - started, **sent}
+    cost["peak_mb"] = max(0.0, _memory() - before)  # Memory before may be given back meanwhile.
     of_clients = []
     if trained.test.names:
         calibrated = held and {"probabilities": held.arrays["probabilities"], "labels": held.labels}
@@ -167,7 +168,7 @@ def run_final(task: Task) -> Finished:
         {**about, **trained.about},
         {**_finite(found), **({"clients": of_clients} if of_clients else {})},
         cost,
-        _evaluated(trained, found, upload + download),
+        _evaluated(trained, found, sum(sent.values())),
         [*trained.warnings, *bfl.evaluation.client_warnings(of_clients)],
     )
 
@@ -192,8 +193,14 @@ def _train(task: Task, evaluate: bool) -> _Trained:
     monitor = bfl.federated.Monitor(clock.evaluate if evaluate else None, every, on_round=clock.on_round)
     # Records have the warnings of the cells, and trials repeat them.
     with quiet("tfp_bfl"):
-        result = pipeline.train(job, monitor)
-        after = _afterwards(task, job, result) if task.then is not None else None
+        result, after = pipeline.train(job, monitor), None
+        if task.then is not None:
+            check_one_network(job.config, task.then, job.process)
+            check_exact(job.config, task.then, "This", job.process)
+            weights = result.averaged.weights if result.averaged else job.process.predictive_weights(result.state)
+            if _nbytes(weights.posterior):
+                raise InvalidArgument(f"{task.then} follows a training of point weights: use kind deterministic.")
+            after = fit(job, weights, after_options(task.then, task.then_options))
         clock.add_rest()
     of_sums = {"posterior_temperature": after[1].settings.head.temperature} if after else {}
     return _Trained(
@@ -206,30 +213,6 @@ def _train(task: Task, evaluate: bool) -> _Trained:
         {**pipeline.about(job, user_data), **of_sums},
         [*job.warnings, *result.warnings, *(after[0].warnings if after else ())],
     )
-
-
-def _afterwards(
-    task: Task, job: Job, result: bfl.federated.SimulationResult
-) -> tuple[bfl.federated.SimulationResult, Any]:
-    """Return the rounds of Laplace's approximation or of the last layer after the training, and the clients' sums."""
-    check_one_network(job.config, str(task.then), job.process)
-    check_exact(job.config, str(task.then), "This", job.process)
-    weights = result.averaged.weights if result.averaged else job.process.predictive_weights(result.state)
-    if _leaves(weights.posterior):
-        raise InvalidArgument(f"{task.then} follows a training of point weights: use kind deterministic.")
-    return fit(job, weights, after_options(str(task.then), task.then_options))
-
-
-def _foreign(task: Task, trained: _Trained, test: Predicted) -> dict[str, float]:
-    """Return AUROC of out-of-distribution examples; nothing without any, or with personal models."""
-    if task.ood is None or trained.job.is_personal:
-        return {}
-    job = trained.job
-    other = bfl.data.load(task.ood, split="test", data_dir=job.config.data_dir)
-    other = other.subset(min(_MOST_EXAMPLES, other.num_examples), seed=job.config.seed)
-    labels = np.zeros(other.num_examples, np.int32)
-    found = bfl.evaluation.evaluate(trained.model, other.features, labels, **job.prediction)
-    return scores.foreign(test, found.entropy, found.epistemic)
 
 
 def _evaluated(trained: _Trained, found: Mapping[str, float], megabytes: float) -> list[dict[str, float]]:
@@ -261,10 +244,10 @@ def _megabytes(trained: _Trained) -> tuple[float, float]:
     upload, download = counted.get("upload_mb"), counted.get("download_mb")
     if upload is None:
         answer = result_spec(process)
-        upload = taking_part * _spec_bytes((answer.weights, answer.extra))
+        upload = taking_part * _nbytes((answer.weights, answer.extra))
     if download is None:
         message = types_of(process.round.broadcast, types_of(process.round.initialize)).message
-        download = asked * _spec_bytes((message.weights, message.extra))
+        download = asked * _nbytes((message.weights, message.extra))
     if after is not None:
         more, clients = len(after[0].rounds) / MB, trained.job.clients.num_clients
         # Each round sends the sums of all clients anew.
@@ -273,18 +256,12 @@ def _megabytes(trained: _Trained) -> tuple[float, float]:
     return upload, download
 
 
-def _spec_bytes(spec: object) -> int:
-    return sum(int(np.prod([n or 1 for n in x.shape])) * x.dtype.size for x in _leaves(spec))
-
-
 def _nbytes(structure: object) -> int:
-    return sum(int(np.asarray(x).nbytes) for x in _leaves(structure))
-
-
-def _leaves(structure: object) -> list[Any]:
+    """Return the bytes of arrays or of their specifications, in which an open axis counts as one."""
     import tensorflow as tf
 
-    return list(tf.nest.flatten(structure))
+    leaves = [x if hasattr(x, "shape") else np.asarray(x) for x in tf.nest.flatten(structure)]
+    return sum(math.prod(1 if n is None else n for n in x.shape) * tf.as_dtype(x.dtype).size for x in leaves)
 
 
 def _finite(found: Mapping[str, float]) -> dict[str, float]:

@@ -32,8 +32,7 @@ from tfp_bfl.files import name as path_name
 from tfp_bfl.files.code import failure, place_of
 from tfp_bfl.files.writing import write_whole
 
-# Names the run folders of a sweep.
-ORDER = "runs.txt"
+ORDER = "runs.txt"  # Names the run folders of a sweep.
 _PARENT_DEATH = 1
 
 Options = Mapping[str, Any]
@@ -43,9 +42,8 @@ Work = Callable[[pathlib.Path, Any], Any]
 
 def check_output(output: pathlib.Path, what: str, *marks: str) -> None:
     """Check that a folder is new, empty, or holds one of the files or folders that mark it, such as of "a sweep"."""
-    if output.exists() and not (
-        output.is_dir() and (not any(output.iterdir()) or any((output / x).exists() for x in marks))
-    ):
+    is_new = not output.exists() or (output.is_dir() and not any(output.iterdir()))
+    if not is_new and not any((output / x).exists() for x in marks):
         raise InvalidArgument(
             f"{path_name(output)} is no folder of {what}: give --output a new one, nothing is overwritten."
         )
@@ -53,18 +51,18 @@ def check_output(output: pathlib.Path, what: str, *marks: str) -> None:
 
 def read_summary(folder: pathlib.Path) -> dict[str, Any]:
     """Return the summary of a folder that is done."""
-    found = read_written(folder / SUMMARY)
-    if not isinstance(found, dict):
-        raise _damaged(folder / SUMMARY)
-    return found
+    return read_written(folder / SUMMARY)
 
 
-def read_written(path: pathlib.Path) -> Any:
-    """Return the content of a JSON file of a cell."""
+def read_written(path: pathlib.Path) -> dict[str, Any]:
+    """Return the mapping in a JSON file of a cell."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):  # Bytes that are no text are a ValueError too.
-        raise _damaged(path) from None
+        found = None
+    if not isinstance(found, dict):
+        raise _damaged(path)
+    return found
 
 
 def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
@@ -133,8 +131,8 @@ def check_cells(
 
 
 def check_data_of(folder: pathlib.Path, there: object, now: str | None, whole: pathlib.Path) -> None:
-    """Check that a cell in `folder` ran on the data that its files hold now, by digests, if both are known; `whole` is
-    the folder of all cells of the same data.
+    """Check that a cell ran on the data that its files hold now, by digests, if both are known; `whole` has all cells
+    of these data.
     """
     if there is not None and now is not None and there != now:
         raise InvalidArgument(

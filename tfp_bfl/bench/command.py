@@ -26,9 +26,8 @@ _listed = click.option("--list", "listed", is_flag=True, help="List the runs and
 
 
 def _check_listed(listed: bool, **given: object) -> None:
-    for name, value in given.items():
-        if listed and value is not None:
-            raise InvalidArgument(f"--list runs nothing: leave --{name} out.")
+    for name in (name for name, value in given.items() if listed and value is not None):
+        raise InvalidArgument(f"--list runs nothing: leave --{name} out.")
 
 
 def _folder_of(output: object, what: str) -> pathlib.Path:
@@ -91,8 +90,7 @@ def sweep_runs(
     _check_listed(listed, jobs=jobs, progress=progress)
     given = {name: value for name, value in given.items() if value is not None}
     _folder_of(given.get("output"), "A sweep")
-    combinations = parse_varied(varied)
-    run_many(config_file, given, combinations, seeds, jobs=jobs or 1, progress=progress, listed=listed)
+    run_many(config_file, given, parse_varied(varied), seeds, jobs=jobs or 1, progress=progress, listed=listed)
 
 
 def run_many(
@@ -115,8 +113,7 @@ def run_many(
             raise InvalidArgument("progress is bar, but many runs report in lines: give phases, lines or json.")
     options = {name: value for name, value in given.items() if name != "output"}
     cells = make_cells(config_file, options, varied, parse_seeds(seeds))
-    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    output = given.get("output") or f"runs/seeds-{now}"
+    output = given.get("output") or f"runs/seeds-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     if listed:
         return list_cells(cells, pathlib.Path(output))
     folder = sweep(cells, output, jobs=jobs, progress=progress)
@@ -301,7 +298,6 @@ def report(
     from tfp_bfl.bench import reports
     from tfp_bfl.bench.runs import parse_rows
 
-    columns = table.pop("columns")
-    names = columns.split(",") if columns else None
-    page = reports.report(folders, output, ood=ood, columns=names, rows=parse_rows(rows), **table)
+    table["columns"] = table["columns"].split(",") if table["columns"] else None
+    page = reports.report(folders, output, ood=ood, rows=parse_rows(rows), **table)
     click.echo(f"{page} shows {len(folders)} run{'s' if len(folders) > 1 else ''}.")

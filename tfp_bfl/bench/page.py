@@ -27,15 +27,7 @@ from tfp_bfl.plots.tables import DASH, MOST_CLIENTS, text, with_interval
 
 _FIRST = "test_nll"  # Classification and regression have it.
 _FULL = 500
-_ABOUT = {
-    "dataset": "Dataset",
-    "model": "Model",
-    "task": "Task",
-    "clients": "Clients",
-    "examples": "Examples",
-    "test_examples": "Test examples",
-    "heterogeneity": "Heterogeneity",
-}
+_ABOUT = ("dataset", "model", "task", "clients", "examples", "test_examples", "heterogeneity")
 _POINT = {"seconds": "Time (CPU s)", "mb": "Sent (MB)"}
 
 
@@ -52,8 +44,28 @@ def write_page(folder: pathlib.Path, output: pathlib.Path, reference: str | None
 
     Missing folders are made, and an old file is replaced.
     """
-    page = render(arrange(read(folder), reference))
-    output = pathlib.Path(output)
+    bench, output = arrange(read(folder), reference), pathlib.Path(output)
+    templates = environment("tfp_bfl.bench")
+    templates.filters |= {"short": shorten, "full": lambda name: shorten(name, _FULL)}
+    source = lambda name: pathlib.Path(__file__).with_name(name).read_text(encoding="utf-8")
+    script = source("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    keys, cells = bench.score_keys(), rows(bench)
+    page = templates.get_template("page.html.jinja").render(
+        bench=bench,
+        keys=keys,
+        score_of=score_of,
+        summary=summary,
+        first=_FIRST if _FIRST in keys else next(iter(keys), None),
+        rows=cells,
+        plots=plots(bench, {(row["setting"], row["method"]): row["number"] for row in cells}),
+        marker=scatter.marker,
+        ranked=ranked(bench),
+        settings=settings(bench),
+        style=Markup(source("page.css")),
+        script=Markup(script),
+        digest=f"sha256-{digest}",
+    )
     output.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(output, page.encode("utf-8", errors="replace"))
     return output
@@ -66,37 +78,6 @@ def write_tables(folder: pathlib.Path, reference: str | None = None) -> list[pat
     write_whole(paths[0], _markdown(bench))
     write_whole(paths[1], to_csv(_numeric(bench)))
     return paths
-
-
-def render(bench: Bench) -> str:
-    """Return the page of arranged records."""
-    templates = environment("tfp_bfl.bench")
-    templates.filters |= {"short": shorten, "full": lambda name: shorten(name, _FULL)}
-    source = lambda name: pathlib.Path(__file__).with_name(name).read_text(encoding="utf-8")
-    script = source("page.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
-    keys, cells = bench.score_keys(), rows(bench)
-    return templates.get_template("page.html.jinja").render(
-        title="Benchmark of Bayesian federated learning",
-        header=summary.header(bench),
-        brief=summary.BRIEF,
-        notes=summary.HOW_TO_READ,
-        rank_notes=summary.HOW_TO_READ_RANKS,
-        bench=bench,
-        keys=keys,
-        scores={key: score_of(key) for key in keys},
-        first=_FIRST if _FIRST in keys else next(iter(keys), None),
-        rows=cells,
-        plots=plots(bench, {(row["setting"], row["method"]): row["number"] for row in cells}),
-        marker=scatter.marker,
-        ranked=ranked(bench),
-        budgets=[(setting, summary.at_budgets(bench, setting)) for setting in bench.settings],
-        settings=settings(bench),
-        failures=summary.failures(bench),
-        style=Markup(source("page.css")),
-        script=Markup(script),
-        digest=f"sha256-{digest}",
-    )
 
 
 def rows(bench: Bench) -> list[dict[str, Any]]:
@@ -115,9 +96,10 @@ def rows(bench: Bench) -> list[dict[str, Any]]:
             cell = bench.cells[setting, method]
             failed = [record for record in cell if record.failed is not None]
             sound, unfinished = len(cell) - len(failed), summary.unfinished(cell)
-            label = lambda key: summary.COSTS.get(key) or shorten(key.replace("_", " ").capitalize())
+            label = lambda key: summary.COSTS.get(key) or score_of(key).label
+            by_seed = _of_seeds("Scores by seed", {r.seed: r.scores for r in cell}, lambda key: score_of(key).label)
             spent = _of_seeds("Cost by seed", {r.seed: r.cost for r in cell}, label)
-            tables = (by_seed(cell), of_clients(cell), spent, trajectory(cell))
+            tables = (by_seed, of_clients(cell), spent, trajectory(cell))
             costs = (cost_of(cell, "upload_mb", "download_mb"), cost_of(cell, "cpu_seconds"))
             found.append(
                 {
@@ -145,11 +127,6 @@ def _sorted(cells: Iterable[Cell], values: Iterable[float | None]) -> list[Sorte
     return [Sorted(cell.text, cell.is_best, "" if x is None else repr(x)) for cell, x in zip(cells, values)]
 
 
-def by_seed(cell: Sequence[BenchRecord]) -> Table:
-    """Return the scores of a cell by seed."""
-    return _of_seeds("Scores by seed", {r.seed: r.scores for r in cell}, lambda key: score_of(key).label)
-
-
 def _of_seeds(title: str, values: Mapping[int, Mapping[str, float]], label: Callable[[str], str]) -> Table:
     there = dict.fromkeys(key for of in values.values() for key in of)
     keys = [*(key for key in SCORES if key in there), *(key for key in there if key not in SCORES)]
@@ -164,15 +141,10 @@ def of_clients(cell: Sequence[BenchRecord]) -> Table:
         return Table("Clients", [], [])
     names = ("accuracy", "rmse", "sensitivity", "specificity", "test_nll", "coverage")
     used = [name for name in names if any(name in row for row in first.clients)]
-    table_rows = [
-        (
-            str(row["client"]),
-            [Cell(f"{float(row.get('n', 0.0)):,.0f}"), *(Cell(with_interval(row, name)) for name in used)],
-        )
-        for row in first.clients[:MOST_CLIENTS]
-    ]
+    cells = lambda row: [f"{float(row.get('n', 0.0)):,.0f}", *(with_interval(row, name) for name in used)]
+    table_rows = [(str(row["client"]), cells(row)) for row in first.clients[:MOST_CLIENTS]]
     heads = ["Client", "n", *(score_of(name).label for name in used)]
-    return Table(f"Clients on their own test rows, seed {first.seed}", heads, table_rows)
+    return table(f"Clients on their own test rows, seed {first.seed}", heads, table_rows)
 
 
 def trajectory(cell: Sequence[BenchRecord]) -> Table:
@@ -195,8 +167,10 @@ def plots(bench: Bench, numbers: Mapping[tuple[str, str], int]) -> list[dict[str
     NLL of classes and of numbers have different units, so that each task has its own figure. `numbers` has the row of
     each setting and method. Of each figure there are its title, the SVG, and a caption on cells that it leaves out.
     """
-    classes = {s for s in bench.settings if _is_of_classes(bench, s)}
-    numeric = set(bench.settings) - classes
+    stated = {s: {r.about.get("task") for r in bench.records if r.setting == s} - {None} for s in bench.settings}
+    # As the records say, or by their scores.
+    numeric = {s for s, x in stated.items() if "regression" in x or (not x and "rmse" in bench.score_keys(s))}
+    classes = set(bench.settings) - numeric
     sent = lambda cell: cost_of(cell, "upload_mb", "download_mb")
     time = lambda cell: cost_of(cell, "cpu_seconds")
     heterogeneity = lambda cell: mean([x for r in cell if (x := finite(r.about.get("heterogeneity"))) is not None])
@@ -228,12 +202,6 @@ def plots(bench: Bench, numbers: Mapping[tuple[str, str], int]) -> list[dict[str
     return found
 
 
-def _is_of_classes(bench: Bench, setting: str) -> bool:
-    """Return whether a setting's task is classification, as its records say or by their scores."""
-    tasks = {record.about.get("task") for record in bench.records if record.setting == setting} - {None}
-    return "regression" not in tasks if tasks else "rmse" not in bench.score_keys(setting)
-
-
 def ranked(bench: Bench) -> dict[str, Any]:
     """Return the average ranks of each score with a direction, their figures, and reasons of scores without ranks."""
     columns: dict[str, dict[str, float]] = {}
@@ -261,7 +229,7 @@ def settings(bench: Bench) -> Table:
         there = [record.about for record in bench.records if record.setting == setting]
         values = (dict.fromkeys(text(about[key]) for about in there if about.get(key) is not None) for key in _ABOUT)
         table_rows.append((setting, [Cell(shorten("; ".join(x) or DASH), is_words=True) for x in values]))
-    return Table("Settings", ["Setting", *_ABOUT.values()], table_rows)
+    return Table("Settings", ["Setting", *(key.replace("_", " ").capitalize() for key in _ABOUT)], table_rows)
 
 
 def _markdown(bench: Bench) -> str:

@@ -35,8 +35,7 @@ OF_FEDERATION = (
     *("partition", "clients", "unseen_clients"),
 )
 _MOST_CELLS = 100_000
-# Of names, which become names of folders.
-_MOST_LETTERS = 60
+_MOST_LETTERS = 60  # Of names, which become names of folders.
 
 
 class BenchMethod(NamedTuple):
@@ -111,9 +110,8 @@ class Plan(NoTruthAsNumber):
 
     def why_not(self, setting: str, method: str) -> str | None:
         """Return why a method cannot serve the data of a setting; None if it can."""
-        configs = self.configs(setting, method)
         try:
-            for config in filter(datasets.regresses, configs):
+            for config in filter(datasets.regresses, self.configs(setting, method)):
                 fits.check_numbers(config, scored=True)
         except InvalidArgument as error:
             return str(error)
@@ -175,7 +173,10 @@ def read_plan(file: str | os.PathLike, trust: bool = False) -> Plan:
     cells = len(settings) * len(methods) * (len(plan.seeds) + plan.trials)
     if cells > _MOST_CELLS:
         raise InvalidArgument(f"{where} has {cells} runs, but at most {_MOST_CELLS} are possible: leave some out.")
-    coded = _code_of(plan)
+    given = [plan.options, *settings.values(), *(method.options for method in plan.methods.values())]
+    spaces = [method.space[name].values for method in plan.methods.values() for name in CODE if name in method.space]
+    values_of_code = [options[name] for options in given for name in CODE if name in options]
+    coded = [str(x) for x in (*values_of_code, *(value for each in spaces for value in each)) if names_code(x)]
     _check_names(plan, bool(coded))
     if coded and not trust:  # The file can come from somebody else.
         raise InvalidArgument(
@@ -190,8 +191,7 @@ def read_plan(file: str | os.PathLike, trust: bool = False) -> Plan:
 def _check_names(plan: Plan, coded: bool) -> None:
     """Check the names of options; with code any name may be a parameter of it, of which the runs are checked."""
     steps = {method.then for method in plan.methods.values()}
-    shared = {"options": plan.options, **plan.settings}.items()
-    places = [(what, x, BenchMethod({}), steps) for what, x in shared]
+    places = [(what, x, BenchMethod({}), steps) for what, x in {"options": plan.options, **plan.settings}.items()]
     places += [(f"the method {key!r}", x.options, x, {x.then}) for key, x in plan.methods.items()]
     for what, options, method, after in places:
         for name in (*options, *method.space):
@@ -215,7 +215,6 @@ def _check_names(plan: Plan, coded: bool) -> None:
 
 
 def _named(values: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
-    """Return the settings or the methods of the file."""
     found = _mapping(values.get(key), key)
     if not found:
         raise InvalidArgument(f"{where} has no {key}: name at least one, as in docs/bench.md.")
@@ -254,7 +253,7 @@ def _method(key: str, value: object) -> BenchMethod:
     if not isinstance(without, (list, tuple)) or not all(isinstance(x, str) for x in without):
         raise InvalidArgument(f"without {of} is {shown(left_out)}, but must be a list of options.")
     then, then_options = None, dict[str, Any]()
-    if isinstance(options.get("algorithm"), str) and options["algorithm"] in AFTER:
+    if str(options.get("algorithm")) in AFTER:
         then, then_options = options.pop("algorithm"), options
         options = _mapping(then_options.pop("start", None), f"start {of}")
         if not options:
@@ -304,11 +303,3 @@ def _check_then(then: str, options: Values, config: RunConfig) -> None:
     if config.class_weight is not None:
         raise InvalidArgument(f"{then} is of the likelihood without class weights: leave class_weight out.")
     after_options(then, options)
-
-
-def _code_of(plan: Plan) -> list[str]:
-    """Return each FILE.py:FUNCTION of a plan."""
-    given = [*plan.settings.values(), *(method.options for method in plan.methods.values()), plan.options]
-    values = [x[name] for x in given for name in CODE if name in x]
-    spaces = [method.space[name] for method in plan.methods.values() for name in CODE if name in method.space]
-    return [str(x) for x in (*values, *(value for space in spaces for value in space.values)) if names_code(x)]

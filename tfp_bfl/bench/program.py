@@ -19,13 +19,14 @@ from tfp_bfl.bench import cell as training
 from tfp_bfl.bench import cells, reading, tuning
 from tfp_bfl.bench.cells import Options
 from tfp_bfl.bench.plan import Plan, is_name
+from tfp_bfl.bench.reading import RECORDS as RECORDS
 from tfp_bfl.bench.tuning import Chosen
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import write_whole
 from tfp_bfl.labels import duration
 
-CELLS, RECORDS = "cells", "records.jsonl"
+CELLS = "cells"
 _TUNING = "tuning"
 # Folder of a cell -> its record.
 _Records = dict[pathlib.Path, dict[str, Any]]
@@ -109,10 +110,8 @@ def reports(output: pathlib.Path) -> contextlib.AbstractContextManager[None]:
 
 def _records(output: pathlib.Path) -> _Records:
     """Return the records of all cells that are done, in the order of their names."""
-    return {
-        path.parent: cells.read_summary(path.parent)
-        for path in sorted((output / CELLS).glob(f"*/*/seed-*/{cells.SUMMARY}"))
-    }
+    paths = sorted((output / CELLS).glob(f"*/*/seed-*/{cells.SUMMARY}"))
+    return {path.parent: cells.read_summary(path.parent) for path in paths}
 
 
 def check_same_data(output: pathlib.Path, records: _Records, digests: Mapping[str, str]) -> None:
@@ -196,22 +195,17 @@ def restored_cells(output: pathlib.Path) -> _Records:
         if not line.strip():
             continue
         record = json.loads(line)
-        if not _resumes(record):
+        # Its names become those of folders.
+        is_cell = is_name(record["setting"]) and is_name(record["method"]) and record["seed"] >= 0
+        tuned = record.get("tuning", {})
+        fields = isinstance(tuned, dict) and isinstance(tuned.get("values", {}), dict) and set(tuned)
+        if not (is_cell and isinstance(record.get("options"), dict) and fields in (set(), set(Chosen._fields))):
             raise InvalidArgument(
                 f"Line {number} of {path_name(path)} is no record that a benchmark can resume from: give --output a "
                 "new folder."
             )
         found[output / CELLS / BenchCell(record["setting"], record["method"], record["seed"]).name] = record
     return found
-
-
-def _resumes(record: Mapping[str, Any]) -> bool:
-    """Return whether a sound record has what its cell needs. Its names become those of folders."""
-    if not (is_name(record["setting"]) and is_name(record["method"]) and record["seed"] >= 0):
-        return False
-    tuned = record.get("tuning", {})
-    fields = isinstance(tuned, dict) and isinstance(tuned.get("values", {}), dict) and set(tuned)
-    return isinstance(record.get("options"), dict) and fields in (set(), set(Chosen._fields))
 
 
 def write_cells(output: pathlib.Path, records: _Records) -> None:
@@ -231,9 +225,8 @@ def write_cells(output: pathlib.Path, records: _Records) -> None:
         if tuned and tuned["trials"] and not cells.is_done(trials):
             trials.mkdir(exist_ok=True)
             cells.write_json(trials / tuning.OPTIONS, trial_options(record["options"]))
-            cells.write_json(
-                trials / cells.SUMMARY, {"best": tuned["values"], **{x: tuned[x] for x in tuned if x != "values"}}
-            )
+            found = {"best" if name == "values" else name: x for name, x in tuned.items()}
+            cells.write_json(trials / cells.SUMMARY, found)
         cells.write_json(folder / cells.SUMMARY, record)
     draft.rename(whole)
 

@@ -16,7 +16,6 @@ from scipy import stats
 
 from tfp_bfl.bench.reading import Bench, score_of, shorten
 from tfp_bfl.errors import InvalidArgument, check_count
-from tfp_bfl.plots.score_tables import Repeated
 
 ALPHA = 0.05
 # Of the figure, in units of its view box.
@@ -56,11 +55,6 @@ class Comparison(NamedTuple):
     difference: float
     groups: Sequence[tuple[int, int]]
 
-    @property
-    def is_significant(self) -> bool:
-        """Return whether the Friedman test rejects that all methods are equal."""
-        return self.p < ALPHA
-
 
 def rank(values: np.ndarray, sign: int) -> np.ndarray:
     """Rank the methods by values [N, k], NaN without a value; higher ones are better for sign 1, lower ones for -1.
@@ -99,19 +93,14 @@ def ranking(bench: Bench, key: str) -> Ranking:
     methods = [method for method in bench.methods if method not in left_out]
     if len(methods) < 2:
         raise InvalidArgument(f"{score.label} has no ranks: ranks need two methods or more, and 1 has the score.")
-    values = np.array([[_mean(bench.scores(s, m), key, bench.seeds_of[s]) for m in methods] for s in settings])
+    # Over all seeds of a setting, NaN where one has no value. The sum does not depend on the order: equal scores tie.
+    found = {(s, m): bench.scores(s, m) for s in settings for m in methods}
+    mean = lambda s, x: math.fsum(x.values(key)) / len(x.seeds(key)) if x.seeds(key) == bench.seeds_of[s] else math.nan
+    values = np.array([[mean(s, found[s, m]) for m in methods] for s in settings])
     absent = [(settings[i], methods[j]) for i, j in np.argwhere(np.isnan(values))]
     ranks = rank(values, score.sign)
     order = np.argsort(ranks.mean(axis=0), kind="stable")
     return Ranking([methods[j] for j in order], settings, ranks[:, order], absent, left_out)
-
-
-def _mean(repeated: Repeated, key: str, seeds: Sequence[int]) -> float:
-    """Return the mean over all seeds of a setting, NaN where one has no value."""
-    if repeated.seeds(key) != seeds:
-        return math.nan
-    values = repeated.values(key)
-    return math.fsum(values) / len(values)  # Does not depend on the order, so that equal scores tie.
 
 
 def friedman(ranks: np.ndarray) -> tuple[float, float]:

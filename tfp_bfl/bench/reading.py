@@ -81,14 +81,12 @@ def finite(value: object) -> float | None:
 
 def _without_infinite(values: object) -> object:
     """Leave null and numbers that are not finite out of a mapping."""
-    if not isinstance(values, Mapping):
-        return values
     is_number = lambda x: isinstance(x, numbers.Real) and not isinstance(x, bool)
-    return {k: x for k, x in values.items() if x is not None and not (is_number(x) and finite(x) is None)}
+    is_kept = lambda x: x is not None and not (is_number(x) and finite(x) is None)
+    return {k: x for k, x in values.items() if is_kept(x)} if isinstance(values, Mapping) else values
 
 
 def _ascending(points: list[dict[str, float]]) -> list[dict[str, float]]:
-    """Check that rounds follow each other."""
     for last, point in zip([{}, *points], points):
         if "round" not in point or point["round"] <= last.get("round", -math.inf):
             raise InvalidArgument('"rounds" do not increase.')
@@ -211,31 +209,27 @@ def read(folder: pathlib.Path) -> list[BenchRecord]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        record = _record(line, f"Line {number} of {files.name(path)}")
+        place = f"Line {number} of {files.name(path)}"
+        try:
+            content = json.loads(line)
+        except (ValueError, RecursionError):  # Bytes that are no text are a ValueError too.
+            raise InvalidArgument(f"{place} is not JSON: remove the line and run the benchmark again.") from None
+        if not isinstance(content, dict):
+            raise InvalidArgument(f"{place} is {shown(content)}, but must be a JSON object.")
+        try:
+            record = BenchRecord(**content)
+        except pydantic.ValidationError as error:
+            raise InvalidArgument(f"{place}: {refusal(error)}") from None
         cell = (record.setting, record.method, record.seed)
         if cell in places:
             raise InvalidArgument(
-                f"Line {number} of {files.name(path)} repeats setting, method and seed of line {places[cell]}: "
-                "remove one of the two."
+                f"{place} repeats setting, method and seed of line {places[cell]}: remove one of the two."
             )
         places[cell] = number
         records.append(record)
     if not records:
         raise InvalidArgument(f"{files.name(path)} has no records: run the benchmark first.")
     return records
-
-
-def _record(line: bytes, place: str) -> BenchRecord:
-    try:
-        content = json.loads(line)
-    except (ValueError, RecursionError):  # Bytes that are no text are a ValueError too.
-        raise InvalidArgument(f"{place} is not JSON: remove the line and run the benchmark again.") from None
-    if not isinstance(content, dict):
-        raise InvalidArgument(f"{place} is {shown(content)}, but must be a JSON object.")
-    try:
-        return BenchRecord(**content)
-    except pydantic.ValidationError as error:
-        raise InvalidArgument(f"{place}: {refusal(error)}") from None
 
 
 def shorten(text: object, length: int = _SHOWN) -> str:

@@ -14,17 +14,8 @@ import tensorflow as tf
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
 from tfp_bfl.app.one_run import datasets
+from tfp_bfl.app.one_run import records as written
 from tfp_bfl.app.one_run.program import Run
-from tfp_bfl.app.one_run.records import (
-    MOST_ROUNDS_BYTES,
-    UNCERTAINTIES,
-    read_json,
-    read_predictions,
-    read_record,
-    results,
-    truth,
-    weights_in,
-)
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.given_data import GivenData
 from tfp_bfl.app.options.own_model import names_code, trust
@@ -99,7 +90,7 @@ def report(
         raise InvalidArgument(f"{files.name(path)} exists already: give --output a new file, nothing is overwritten.")
     if len({folder.resolve() for folder, _ in given}) < len(given):
         raise InvalidArgument("A run is named twice: name each of them once.")
-    records = [read_record(folder) for folder, _ in given]
+    records = [written.read_record(folder) for folder, _ in given]
     groups = grouped(records)
     if path.suffix not in FORMATS:
         if style != DEFAULT:
@@ -138,7 +129,9 @@ def _write_page(
         firsts = [group.runs[0] for group in groups]
         given, records = [given[i] for i in firsts], [records[i] for i in firsts]
     paths = [folder for folder, _ in given]
-    names = [group.repeated.name for group in groups] if repeated else _names(paths)
+    short = [path.resolve().name for path in paths]  # Last names, if all are different.
+    names = short if len(set(short)) == len(short) else [str(path) for path in paths]
+    names = [group.repeated.name for group in groups] if repeated else names
     loaded = zip(records, given)
     sources = {datasets.key(config): datasets.load(config, data) for (config, _), (_, data) in loaded}
     others = _others(ood, records, sources) if ood else []
@@ -159,17 +152,11 @@ def _write_page(
         return bfl.plots.write_report(
             path,
             runs,
-            title=title(config, weights_in(summary)) if len(runs) == 1 else several,
+            title=title(config, written.weights_in(summary)) if len(runs) == 1 else several,
             warnings=[of_several] if len(data_names) > 1 else [],
             out_of_distribution=others[0].name if others else "",
             repeated=[group.repeated for group in groups] if repeated else (),
         )
-
-
-def _names(paths: Sequence[pathlib.Path]) -> list[str]:
-    """Return the folders' last names, or the whole paths where those are not all different."""
-    short = [path.resolve().name for path in paths]
-    return short if len(set(short)) == len(short) else [str(path) for path in paths]
 
 
 def _read_results(
@@ -177,19 +164,19 @@ def _read_results(
 ) -> RunResults:
     data = sources[datasets.key(config)]
     test = data.test
-    rounds = read_json(folder / "metrics.jsonl", "file of metrics", MOST_ROUNDS_BYTES)
-    predictions = read_predictions(folder / "predictions.npz", test.num_examples, test.num_classes)
+    rounds = written.read_json(folder / "metrics.jsonl", "file of metrics", written.MOST_ROUNDS_BYTES)
+    predictions = written.read_predictions(folder / "predictions.npz", test.num_examples, test.num_classes)
     if len(predictions["labels"]) != test.num_examples:
         raise InvalidArgument(
             f"{files.name(folder / 'predictions.npz')} is not a run's file of predictions of {test.name}'s test set."
         )
-    if not np.array_equal(predictions["labels"], truth(test)):
+    if not np.array_equal(predictions["labels"], written.truth(test)):
         raise InvalidArgument(
             f"The predictions in {files.name(folder)} are not of the test set that {config.dataset} has here: report "
             "the run where it was made, or give it the same data."
         )
     clients = datasets.shares(config, data.train, data.clients).clients
-    return results(name, config, summary, rounds, predictions, test, clients)
+    return written.results(name, config, summary, rounds, predictions, test, clients)
 
 
 def _others(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping[Any, Any]) -> list[bfl.data.Source]:
@@ -232,10 +219,9 @@ def _from_path(path: pathlib.Path, like: bfl.data.Source) -> bfl.data.Source:
 
 def _predict(model: pathlib.Path, other: bfl.data.Source, config: RunConfig, most: int) -> dict[str, np.ndarray]:
     """Return the uncertainties of a run's model, by the weight samples of its own predictions, and `unusual`."""
-    features = _as_exported(other.subset(min(most, other.num_examples), seed=config.seed))
     loaded = bfl.export.load(model)  # Whose variables live as long as it does.
     parts = []
-    for images in _batches(features):
+    for images in _batches(other.subset(min(most, other.num_examples), seed=config.seed)):
         samples = loaded.sample(images, num_samples=config.num_samples, seed=config.seed)
         if "probabilities" not in samples:
             parts.append(loaded.predict(images, num_samples=config.num_samples, seed=config.seed))
@@ -244,7 +230,7 @@ def _predict(model: pathlib.Path, other: bfl.data.Source, config: RunConfig, mos
         summary, entropies = bfl.evaluation.summarise(probabilities), bfl.evaluation.decompose_entropy(probabilities)
         scores = {name: x for name, x in mean.items() if name == UNUSUAL}
         parts.append({**summary._asdict(), **entropies._asdict(), **scores})
-    wanted = [key for key in (*UNCERTAINTIES, "stddev", UNUSUAL) if key in parts[0]]
+    wanted = [key for key in (*written.UNCERTAINTIES, "stddev", UNUSUAL) if key in parts[0]]
     return {key: np.concatenate([part[key].numpy() for part in parts]) for key in wanted}
 
 
@@ -252,9 +238,8 @@ def _unusual(model: pathlib.Path, test: bfl.data.Source) -> np.ndarray | None:
     """Return the scores of unusual examples [N]; None for a model without this output."""
     if not has_unusual(bfl.export.read_info(model)):
         return None
-    features = _as_exported(test)
     loaded = bfl.export.load(model)
-    return np.concatenate([loaded.mean(images)[UNUSUAL].numpy() for images in _batches(features)])
+    return np.concatenate([loaded.mean(images)[UNUSUAL].numpy() for images in _batches(test)])
 
 
 def _as_exported(source: bfl.data.Source) -> np.ndarray:
@@ -266,5 +251,6 @@ def _as_exported(source: bfl.data.Source) -> np.ndarray:
     return exact
 
 
-def _batches(features: np.ndarray) -> Iterator[tf.Tensor]:
+def _batches(source: bfl.data.Source) -> Iterator[tf.Tensor]:
+    features = _as_exported(source)
     return (tf.constant(features[start : start + _BATCH]) for start in range(0, len(features), _BATCH))

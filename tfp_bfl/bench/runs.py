@@ -5,7 +5,7 @@ A table has a row a group of runs and a column a score, as CSV, Markdown or LaTe
 
 from __future__ import annotations
 
-import difflib
+import contextlib
 import fcntl
 import functools
 import json
@@ -15,16 +15,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tfp_bfl.app.one_run.records import (
-    MOST_ROUNDS_BYTES,
-    MOST_SUMMARY_BYTES,
-    in_columns,
-    is_done,
-    read_json,
-    read_record,
-    score,
-    weights_in,
-)
+from tfp_bfl.app.one_run import records as written
 from tfp_bfl.app.options.config import RunConfig, fields, make_config
 from tfp_bfl.app.options.given_data import recorded
 from tfp_bfl.app.options.own_model import names_code
@@ -67,7 +58,7 @@ def expand(folders: Sequence[str | os.PathLike[str]]) -> list[pathlib.Path]:
     """Return run folders as they are, and the complete runs in each folder of many runs."""
     runs: list[pathlib.Path] = []
     for folder in map(pathlib.Path, folders):
-        inside = [] if (folder / "config.yaml").exists() else [run for run in find_runs(folder) if is_done(run)]
+        inside = [] if (folder / "config.yaml").exists() else [run for run in find_runs(folder) if written.is_done(run)]
         runs += inside or [folder]
     return runs
 
@@ -75,41 +66,33 @@ def expand(folders: Sequence[str | os.PathLike[str]]) -> list[pathlib.Path]:
 def described(folder: pathlib.Path) -> list[str]:
     """Return a head and a line for each run; none where there is no run."""
     rows = [_row(folder, run) for run in find_runs(folder)]
-    return in_columns([_HEAD, *rows]).split("\n") if rows else []
+    return written.in_columns([_HEAD, *rows]).split("\n") if rows else []
 
 
 def _row(folder: pathlib.Path, run: pathlib.Path) -> tuple[str, ...]:
-    name = str(run.relative_to(folder)) if run != folder else run.name
+    name, scores = str(run.relative_to(folder)) if run != folder else run.name, ("", "", "")
     try:
         config = make_config(run / "config.yaml", {}, runs_code=False)
     except InvalidArgument:
         return (name, "not readable", *[""] * (len(_HEAD) - 2))
-    what = (config.method, config.data_name, config.model_name)
-    return (name, _state(run, config), *what, str(config.seed), *_scores(run))
+    with contextlib.suppress(InvalidArgument, ValueError, TypeError, KeyError):
+        (summary,) = written.read_json(run / "summary.json", "summary", written.MOST_SUMMARY_BYTES)
+        scores = written.score(summary), f"{summary['test_nll']:.4f}", duration(summary["seconds"])
+    return (name, _state(run, config), config.method, config.data_name, config.model_name, str(config.seed), *scores)
 
 
 def _state(run: pathlib.Path, config: RunConfig) -> str:
-    if is_done(run):
+    if written.is_done(run):
         return "done"
-    try:
-        rounds = len(read_regular(run / "metrics.jsonl", "file of metrics", MOST_ROUNDS_BYTES).splitlines())
-    except InvalidArgument:
-        rounds = 0
-    state = "interrupted after"
+    state, rounds = "interrupted after", 0
+    with contextlib.suppress(InvalidArgument):
+        rounds = len(read_regular(run / "metrics.jsonl", "file of metrics", written.MOST_ROUNDS_BYTES).splitlines())
     with open(run / "config.yaml", "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:  # A process works on the run and holds the lock of its configuration.
             state = "at"
     return f"{state} round {rounds}/{config.rounds * (config.ensemble or 1)}"
-
-
-def _scores(run: pathlib.Path) -> tuple[str, ...]:
-    try:
-        (summary,) = read_json(run / "summary.json", "summary", MOST_SUMMARY_BYTES)
-        return score(summary), f"{summary['test_nll']:.4f}", duration(summary["seconds"])
-    except (InvalidArgument, ValueError, TypeError, KeyError):
-        return "", "", ""
 
 
 class RunGroup(NamedTuple):
@@ -176,17 +159,14 @@ def _is_default(name: str, record: tuple[RunConfig, Mapping[str, Any]]) -> bool:
         without = make_config(None, {key: x for key, x in options.items() if x is not None}, runs_code=False)
     except InvalidArgument:  # Other options need it.
         return False
-    without = resolved(without, "rmse" in summary, weights_in(summary))
+    without = resolved(without, "rmse" in summary, written.weights_in(summary))
     return name not in config.recorded() or tables.text(without.recorded().get(name)) == tables.text(value)
 
 
 def numbers_in(summary: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers of a summary."""
-    return {
-        name: float(x)
-        for name, x in summary.items()
-        if isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
-    }
+    numbers = {name: x for name, x in summary.items() if isinstance(x, (int, float)) and not isinstance(x, bool)}
+    return {name: float(x) for name, x in numbers.items() if math.isfinite(x)}
 
 
 def all_keys(groups: Sequence[RunGroup]) -> list[str]:
@@ -195,9 +175,8 @@ def all_keys(groups: Sequence[RunGroup]) -> list[str]:
 
 
 class Style(NamedTuple):
-    """Hold what a table shows: columns, None for every score; decimals, None for 4, of a percentage 2; whether shares
-    are percentages; and row -> its label, in the order of the table. Other rows follow. A row is named by options that
-    no other row has, such as "rule=conflation" or "algorithm=fed_opt,kind=deterministic".
+    """Hold what a table shows, as of `reports.report`. A row is named by options that no other row has, such as
+    "rule=conflation" or "algorithm=fed_opt,kind=deterministic".
     """
 
     columns: Sequence[str] | None = None
@@ -230,10 +209,24 @@ def table_text(groups: Sequence[RunGroup], suffix: str, style: Style = DEFAULT) 
     """
     if suffix == ".csv" and (style.digits is not None or style.percent):
         raise InvalidArgument("digits and percent are of .md and .tex, and a .csv holds all digits: leave them out.")
-    rows = _in_order(groups, style.rows)
-    keys = score_tables.keys_of(rows) if style.columns is None else _columns(groups, style.columns)
+    places = {_place(groups, row): label for row, label in style.rows.items()}
+    if len(places) < len(style.rows):
+        raise InvalidArgument("rows names a row twice: name each of them once.")
+    rows = [groups[i].repeated._replace(name=label) for i, label in places.items()]
+    rows += [group.repeated for i, group in enumerate(groups) if i not in places]
+    keys = score_tables.keys_of(rows)
+    if style.columns is not None:
+        known = dict.fromkeys(all_keys(groups))
+        keys = [ALIASES.get(name.strip(), name.strip()) for name in style.columns]
+        for name in keys:
+            lookup(known, name, "column", "in any run")
+        if len(set(keys)) < len(keys):
+            raise InvalidArgument("columns names a column twice: name each of them once.")
     if suffix == ".csv":
-        return to_csv(_numeric(rows, keys))
+        columns = [f"{key}_{part}" for key in keys for part in ("mean", "sd", "difference", "low", "high")]
+        of = lambda group: [x for key in keys for x in score_tables.digits(group, rows[0], key)]
+        lines = [[group.name, str(len(group.scores)), *of(group)] for group in rows]
+        return to_csv([["group", "seeds", *columns], *lines])
     table = score_tables.scores(rows, keys, score_tables.ScoreForm(style.digits, style.percent))
     numbers = sorted({len(group.scores) for group in rows})
     if style != DEFAULT and len(numbers) == 1:
@@ -246,7 +239,7 @@ def table_text(groups: Sequence[RunGroup], suffix: str, style: Style = DEFAULT) 
 
 def write_tables(folders: Sequence[pathlib.Path], output: pathlib.Path) -> None:
     """Write results.csv, .md and .tex of runs that are done, and runs.csv, into a folder. Old ones are replaced."""
-    records = [read_record(folder) for folder in folders]
+    records = [written.read_record(folder) for folder in folders]
     groups = grouped(records)
     for suffix in FORMATS:
         path = (output / "results").with_suffix(suffix)
@@ -270,28 +263,6 @@ def _note(rows: Sequence[Repeated], numbers: Sequence[int]) -> str:
         "(Student's t) exclude 0."
     )
     return f"Mean ± standard deviation {over}.{bold if len(rows) > 1 else ''}"
-
-
-def _columns(groups: Sequence[RunGroup], columns: Sequence[str]) -> list[str]:
-    known = all_keys(groups)
-    names = [ALIASES.get(name.strip(), name.strip()) for name in columns]
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
-            meant = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
-            raise InvalidArgument(f"No run has a column {shown(name)}{meant}: choose from {', '.join(known)}.")
-    if len(set(names)) < len(names):
-        raise InvalidArgument("columns names a column twice: name each of them once.")
-    return names
-
-
-def _in_order(groups: Sequence[RunGroup], rows: Mapping[str, str]) -> list[Repeated]:
-    """Return the groups under their labels: those of `rows` first, in this order."""
-    places = {_place(groups, row): label for row, label in rows.items()}
-    if len(places) < len(rows):
-        raise InvalidArgument("rows names a row twice: name each of them once.")
-    first = [groups[i].repeated._replace(name=label) for i, label in places.items()]
-    return [*first, *(group.repeated for i, group in enumerate(groups) if i not in places)]
 
 
 def _place(groups: Sequence[RunGroup], row: str) -> int:
@@ -318,12 +289,3 @@ def _transposed(table: Table) -> Rows:
     columns = zip(*(cells for _, cells in table.rows))
     bold = lambda cell: f"**{cell.text}**" if cell.is_best else cell.text
     return [head, *([name, *map(bold, cells)] for name, cells in zip(table.head[1:], columns))]
-
-
-def _numeric(groups: Sequence[Repeated], keys: Sequence[str]) -> Rows:
-    parts = ("mean", "sd", "difference", "low", "high")
-    rows = [["group", "seeds", *(f"{key}_{part}" for key in keys for part in parts)]]
-    for group in groups:
-        numbers = (score_tables.digits(group, groups[0], key) for key in keys)
-        rows.append([group.name, str(len(group.scores)), *(x for each in numbers for x in each)])
-    return rows

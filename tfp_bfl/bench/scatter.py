@@ -11,11 +11,18 @@ from markupsafe import Markup, escape
 # In units of the view box.
 _WIDTH, _HEIGHT = 360, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 350, 10, 208
-# Above this ratio of values an axis is logarithmic.
-_RATIO = 20.0
+_RATIO = 20.0  # Of values, above which an axis is logarithmic.
 # Place of zeros on a logarithmic axis, and of its smallest other value, as fractions of the axis.
 _ZERO, _FIRST = 0.03, 0.12
-COLOURS, SHAPES = 6, 5
+# Of markers, in units of their size: a circle, a square, two triangles and a diamond.
+_CORNERS: Sequence[Sequence[tuple[float, float]]] = (
+    (),
+    ((-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)),
+    ((0, -1.15), (1.1, 0.9), (-1.1, 0.9)),
+    ((0, -1.3), (1.2, 0), (0, 1.3), (-1.2, 0)),
+    ((0, 1.15), (1.1, -0.9), (-1.1, -0.9)),
+)
+COLOURS, SHAPES = 6, len(_CORNERS)
 
 
 class Point(NamedTuple):
@@ -62,18 +69,13 @@ def axis(values: Sequence[float]) -> Axis:
         return Axis(low, high, True, [0.0, *ticks] if zero else ticks, zero)
     margin = 0.06 * (max(values) - min(values)) or 0.05 * abs(values[0]) or 1.0
     low, high = min(values) - margin, max(values) + margin
-    if min(values) >= 0:
-        low = max(low, 0.0) if min(values) > 0 else low
-    step = _nice((high - low) / 5)
-    first = math.ceil(low / step)
-    ticks = [n * step for n in range(first, math.floor(high / step) + 1)]
+    low = max(low, 0.0) if min(values) > 0 else low
+    # Steps are the nearest of 1, 2 and 5 times a power of ten that is no smaller than a fifth.
+    fifth = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(fifth))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= fifth * (1 - 1e-9))
+    ticks = [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
     return Axis(low, high, False, ticks, False)
-
-
-def _nice(step: float) -> float:
-    """Return the nearest of 1, 2 and 5 times a power of ten that is no smaller."""
-    power = 10.0 ** math.floor(math.log10(step))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * (1 - 1e-9))
 
 
 def figure(points: Sequence[Point], x: str, y: str, title: str) -> Markup:
@@ -87,15 +89,13 @@ def figure(points: Sequence[Point], x: str, y: str, title: str) -> Markup:
         parts.append(f'<line class="grid" x1="{place}" x2="{place}" y1="{_TOP}" y2="{_BOTTOM}"/>')
         parts.append(f'<text class="muted" text-anchor="middle" x="{place}" y="{_BOTTOM + 15}">{value:g}</text>')
     for value in up.ticks:
-        place = f"{row(value):.1f}"
+        place, tick = f"{row(value):.1f}", f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0e}"
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{place}" y2="{place}"/>')
-        parts.append(
-            f'<text class="muted" text-anchor="end" x="{_LEFT - 5}" y="{float(place) + 4:.1f}">{_tick(value)}</text>'
-        )
+        at = f'x="{_LEFT - 5}" y="{float(place) + 4:.1f}"'
+        parts.append(f'<text class="muted" text-anchor="end" {at}>{tick}</text>')
     parts.append(f'<path class="axis" d="M{_LEFT} {_TOP}V{_BOTTOM}H{_RIGHT}"/>')
-    middle = (_LEFT + _RIGHT) / 2
+    middle, centre = (_LEFT + _RIGHT) / 2, (_TOP + _BOTTOM) / 2
     parts.append(f'<text text-anchor="middle" x="{middle}" y="{_HEIGHT - 8}">{escape(x)}</text>')
-    centre = (_TOP + _BOTTOM) / 2
     parts.append(f'<text text-anchor="middle" transform="translate(11 {centre}) rotate(-90)">{escape(y)}</text>')
     for point in points:
         label = escape(point.label)
@@ -107,21 +107,9 @@ def figure(points: Sequence[Point], x: str, y: str, title: str) -> Markup:
     return Markup("\n".join([*parts, "</svg>"]))
 
 
-def _tick(value: float) -> str:
-    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0e}"
-
-
 def marker(series: int, x: float, y: float) -> Markup:
     """Draw the marker of a setting: no two alike among the first 30."""
-    size = 5.0
-    corners: dict[int, list[tuple[float, float]] | None] = {
-        0: None,
-        1: [(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
-        2: [(0, -1.15), (1.1, 0.9), (-1.1, 0.9)],
-        3: [(0, -1.3), (1.2, 0), (0, 1.3), (-1.2, 0)],
-        4: [(0, 1.15), (1.1, -0.9), (-1.1, -0.9)],
-    }
-    chosen = corners[series % SHAPES]
-    if chosen is None:
+    size, corners = 5.0, _CORNERS[series % SHAPES]
+    if not corners:
         return Markup(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}"/>')
-    return Markup(f'<polygon points="{" ".join(f"{x + size * a:.1f},{y + size * b:.1f}" for a, b in chosen)}"/>')
+    return Markup(f'<polygon points="{" ".join(f"{x + size * a:.1f},{y + size * b:.1f}" for a, b in corners)}"/>')

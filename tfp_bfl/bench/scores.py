@@ -12,10 +12,8 @@ from tfp_bfl.app.one_run.pipeline import Predicted
 from tfp_bfl.data._random import generator
 from tfp_bfl.errors import InvalidArgument
 
-# Of prediction sets and intervals.
-COVERAGE = 0.9
-# A client with fewer test examples has no score of its own: its accuracy would be chance.
-LEAST_EXAMPLES = 10
+COVERAGE = 0.9  # Of prediction sets and intervals.
+LEAST_EXAMPLES = 10  # A client with fewer test examples has no score of its own: its accuracy would be chance.
 
 
 def of_classes(test: Predicted, held: Predicted) -> dict[str, float]:
@@ -56,12 +54,8 @@ def of_numbers(test: Predicted) -> dict[str, float]:
     """Return the scores of a regression on test rows, in the units of the label."""
     error = test.arrays["mean"] - test.labels
     is_in = (test.arrays["low"] <= test.labels) & (test.labels <= test.arrays["high"])
-    scores = {
-        "rmse": float(np.sqrt(np.mean(np.square(error)))),
-        "test_nll": test.metrics["test_nll"],
-        "crps": test.metrics["crps"],
-        "coverage": float(is_in.mean()),
-    }
+    scores = {"rmse": float(np.sqrt(np.mean(np.square(error)))), "test_nll": test.metrics["test_nll"]}
+    scores |= {"crps": test.metrics["crps"], "coverage": float(is_in.mean())}
     return scores | _least("coverage", is_in, test.owners)
 
 
@@ -70,11 +64,9 @@ def selection(held: Predicted) -> dict[str, float]:
     if "mean" in held.arrays:
         error = held.arrays["mean"] - held.labels
         return {"test_nll": held.metrics["test_nll"], "rmse": float(np.sqrt(np.mean(np.square(error))))}
-    probabilities = held.arrays["probabilities"]
-    return {
-        "test_nll": float(bfl.evaluation.negative_log_likelihood(probabilities, held.labels)),
-        "accuracy": float(np.mean(probabilities.argmax(-1) == held.labels)),
-    }
+    p = held.arrays["probabilities"]
+    nll = float(bfl.evaluation.negative_log_likelihood(p, held.labels))
+    return {"test_nll": nll, "accuracy": float(np.mean(p.argmax(-1) == held.labels))}
 
 
 def heterogeneity(counts: np.ndarray) -> float:
@@ -100,11 +92,10 @@ def _least(name: str, values: np.ndarray, owners: np.ndarray) -> dict[str, float
 
 def foreign(own: Predicted, entropy: np.ndarray, epistemic: np.ndarray) -> dict[str, float]:
     """Return the AUROC of out-of-distribution examples [M] by entropy and by the epistemic part."""
-    found: dict[str, float | None] = {
-        "ood_auroc_entropy": bfl.evaluation.out_of_distribution(own.arrays["entropy"], entropy).auroc
-    }
+    separation = bfl.evaluation.out_of_distribution
+    found = {"ood_auroc_entropy": separation(own.arrays["entropy"], entropy).auroc}
     if own.arrays["epistemic"].any() or epistemic.any():
-        found["ood_auroc"] = bfl.evaluation.out_of_distribution(own.arrays["epistemic"], epistemic).auroc
+        found["ood_auroc"] = separation(own.arrays["epistemic"], epistemic).auroc
     return {name: x for name, x in found.items() if x is not None}
 
 

@@ -30,10 +30,6 @@ BUDGETS = {"mb": "MB", "seconds": "CPU s"}
 # Of a point of a trajectory, what is no score.
 _NOT_SCORES = ("round", *BUDGETS)
 _LETTERS = 200
-BRIEF = (
-    "Scores are mean ± standard deviation over seeds. Bold differences have a 95 % interval that excludes 0. "
-    "A bold score is better than each other method of its setting by such an interval."
-)
 HOW_TO_READ = (
     "Scores are means ± standard deviations over seeds, on the test data.",
     "Differences are a method's score less the reference method's with the same seeds, with 95 % intervals "
@@ -172,10 +168,8 @@ def differences(bench: Bench, setting: str) -> Table:
     methods = [method for method in methods_of(bench, setting) if method != bench.reference]
     groups = [bench.scores(setting, method) for method in methods]
     reference = bench.scores(setting, bench.reference)
-    columns = {
-        score_of(key).label: difference_cells(compare_all(groups, reference, key), FORM)
-        for key in bench.score_keys(setting)
-    }
+    compared = lambda key: difference_cells(compare_all(groups, reference, key), FORM)
+    columns = {score_of(key).label: compared(key) for key in bench.score_keys(setting)}
     return _table(f"Difference to {shorten(bench.reference)}", methods, columns)
 
 
@@ -185,10 +179,10 @@ def across(bench: Bench, key: str) -> Table:
     columns: dict[str, list[Cell]] = {}
     for setting in bench.settings:
         if key in bench.score_keys(setting) and (setting, bench.reference) in bench.cells:
-            groups = [bench.scores(setting, method) for method in methods if (setting, method) in bench.cells]
+            there = [method for method in methods if (setting, method) in bench.cells]
+            groups = [bench.scores(setting, method) for method in there]
             pairs = compare_all(groups, bench.scores(setting, bench.reference), key)
-            cells = difference_cells(pairs, FORM)
-            found = {group.name: cell for group, cell in zip(groups, cells)}
+            found = dict(zip(there, difference_cells(pairs, FORM)))
             columns[shorten(setting)] = [found.get(method, Cell(DASH)) for method in methods]
     title = f"{score_of(key).label}: difference to {shorten(bench.reference)} in each setting"
     return _table(title, methods, columns)
@@ -219,11 +213,9 @@ def budget(bench: Bench, setting: str, unit: str) -> Budget | None:
     which all differences are read, is then scored with its complete training. A setting in which the reference has no
     trajectory takes the smallest total of a method; None if no trajectory has this unit.
     """
-    totals: dict[str, float] = {}
-    for method in methods_of(bench, setting):
-        used = [point[unit] for r in bench.cells[setting, method] for point in r.rounds if unit in point]
-        if used:
-            totals[method] = max(used)
+    spent_by = lambda cell: [point[unit] for record in cell for point in record.rounds if unit in point]
+    used = {method: spent_by(bench.cells[setting, method]) for method in methods_of(bench, setting)}
+    totals = {method: max(amounts) for method, amounts in used.items() if amounts}
     if not totals:
         return None
     if bench.reference in totals:
@@ -272,11 +264,9 @@ def _note(cell: Sequence[BenchRecord], there: Mapping[int, Mapping[str, float]],
     if not missing:
         return ""
     first = [point[limit.unit] for r in missing for point in r.rounds if limit.unit in point]
-    if all(record.failed is not None for record in missing):
-        why = "failed"
-    else:
-        least = f"first at {number(min(first))} {BUDGETS[limit.unit]}" if first else "no trajectory"
-        why = f"none within the budget, {least}"
+    least = f"first at {number(min(first))} {BUDGETS[limit.unit]}" if first else "no trajectory"
+    have_failed = all(record.failed is not None for record in missing)
+    why = "failed" if have_failed else f"none within the budget, {least}"
     return why if not there else f"{len(there)} of {len(cell)} seeds; {why}"
 
 
@@ -296,12 +286,11 @@ def rankings(bench: Bench) -> dict[str, ranks.Ranking | str]:
     if len(bench.settings) < 2:
         return {"": ranks.NO_RANKS}
     found: dict[str, ranks.Ranking | str] = {}
-    for key in bench.score_keys():
-        if score_of(key).sign:
-            try:
-                found[score_of(key).label] = ranks.ranking(bench, key)
-            except InvalidArgument as reason:
-                found[score_of(key).label] = str(reason)
+    for key in filter(lambda key: score_of(key).sign, bench.score_keys()):
+        try:
+            found[score_of(key).label] = ranks.ranking(bench, key)
+        except InvalidArgument as reason:
+            found[score_of(key).label] = str(reason)
     return found
 
 
@@ -313,7 +302,7 @@ def tested(ranked: ranks.Ranking) -> tuple[ranks.Comparison | None, str]:
     n, k = len(ranked.settings), len(ranked.methods)
     p = f"p = {found.p:.3f}" if found.p >= 1e-3 else "p < 0.001"
     result = f"Friedman chi2 = {found.chi2:.2f}, {p}, {n} settings, {k} methods; CD = {found.difference:.2f}."
-    if not found.is_significant:
+    if found.p >= ranks.ALPHA:
         result += " The test does not reject that all methods are equal: read no difference from the ranks."
     elif found.difference > k - 1:
         result += " CD is larger than the range of ranks: more settings are needed to separate two methods."
@@ -322,15 +311,13 @@ def tested(ranked: ranks.Ranking) -> tuple[ranks.Comparison | None, str]:
 
 def unranked(ranked: ranks.Ranking) -> str:
     """Return a sentence on methods with the worst rank for lack of a value and on methods left out; "" if none."""
-    parts = []
-    if ranked.absent:
-        places = "; ".join(f"{shorten(method)} in {shorten(setting)}" for setting, method in ranked.absent)
-        parts.append(f"Worst rank for lack of a value: {places}.")
-    if ranked.left_out:
-        parts.append(
-            f"Without this score or without cells in a setting, not ranked: {', '.join(map(shorten, ranked.left_out))}."
-        )
-    return " ".join(parts)
+    worst = "; ".join(f"{shorten(method)} in {shorten(setting)}" for setting, method in ranked.absent)
+    left_out = ", ".join(map(shorten, ranked.left_out))
+    parts = {
+        "Worst rank for lack of a value": worst,
+        "Without this score or without cells in a setting, not ranked": left_out,
+    }
+    return " ".join(f"{what}: {who}." for what, who in parts.items() if who)
 
 
 def header(bench: Bench) -> str:

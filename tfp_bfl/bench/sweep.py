@@ -9,7 +9,7 @@ import math
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -19,16 +19,7 @@ from tfp_bfl.app.one_run.records import in_short
 from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
-from tfp_bfl.bench.cells import (
-    ORDER,
-    check_cells,
-    check_data_of,
-    check_output,
-    forget_models,
-    is_done,
-    read_summary,
-    run_cells,
-)
+from tfp_bfl.bench import cells as runner
 from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import Error, InvalidArgument, shown
 
@@ -74,7 +65,6 @@ def parse_varied(items: Sequence[str]) -> list[Varied]:
 
 
 def _parse_one(text: str) -> Varied:
-    """Return option -> values of one alternative."""
     varied: Varied = {}
     for item in _NEXT.split(text):
         name, equals, rest = item.partition("=")
@@ -141,26 +131,30 @@ def sweep(
     from tfp_bfl.app.one_run.build import check_models
 
     output = pathlib.Path(output)
-    check_output(output, "a sweep", ORDER)
+    runner.check_output(output, "a sweep", runner.ORDER)
     digests = datasets.check(("", config) for config in cells.values())
-    check_cells({name: settled_options(config) for name, config in cells.items()}, output, _held(cells))
-    for name in filter(lambda name: is_done(output / name), cells):
+    settled = {name: settled_options(config) for name, config in cells.items()}
+    # Kinds of models that are not given are as the models had them.
+    kind_of = lambda folder: {"kind": None} if cells[folder.name].kind is None else {}
+    held = lambda folder: (there := options_of_run(folder)) and {**there, **kind_of(folder)}
+    runner.check_cells(settled, output, held)
+    for name in filter(lambda name: runner.is_done(output / name), cells):
         now = digests.get(datasets.key(cells[name]))
-        check_data_of(output / name, read_summary(output / name).get("data"), now, output / name)
+        runner.check_data_of(output / name, runner.read_summary(output / name).get("data"), now, output / name)
     check_models((f"{name}: ", config) for name, config in cells.items())
     from tfp_bfl.bench.reports import report
     from tfp_bfl.bench.runs import write_tables
 
     output.mkdir(parents=True, exist_ok=True)
-    (output / ORDER).write_text("".join(f"{name}\n" for name in cells), encoding="utf-8")
+    (output / runner.ORDER).write_text("".join(f"{name}\n" for name in cells), encoding="utf-8")
     every = {name: _given(config.recorded()) for name, config in cells.items()}
     work = functools.partial(run_or_resume, progress=progress or "phases")
     failure = None
     try:
-        run_cells(every, output, work, in_short, jobs=jobs, goes_on=True)
+        runner.run_cells(every, output, work, in_short, jobs=jobs, goes_on=True)
     except Error as error:
         failure = error
-    folders = [output / name for name in cells if is_done(output / name)]
+    folders = [output / name for name in cells if runner.is_done(output / name)]
     if folders:  # Finished runs are reported, whatever became of the rest.
         write_tables(folders, output)
         (output / "report.html").unlink(missing_ok=True)
@@ -181,24 +175,14 @@ def run_or_resume(folder: pathlib.Path, options: Mapping[str, Any], progress: st
     else:
         shutil.rmtree(folder, ignore_errors=True)  # Ended before it wrote what it is.
         execute(make_config(None, _given(options)), folder, console=console, progress=progress)
-    forget_models()
+    runner.forget_models()
 
 
 def options_of_run(folder: pathlib.Path) -> dict[str, Any] | None:
     """Return the `settled_options` of a run folder; None where there is none."""
-    if not (folder / "config.yaml").is_file() or not (folder / "config.yaml").stat().st_size:
-        return None
-    return settled_options(make_config(folder / "config.yaml", {}, runs_code=False))
-
-
-def _held(cells: Mapping[str, RunConfig]) -> Callable[[pathlib.Path], dict[str, Any] | None]:
-    """Return `options_of_run` with the kinds of models that were not given, as the models had them."""
-
-    def held(folder: pathlib.Path) -> dict[str, Any] | None:
-        there = options_of_run(folder)
-        return there and {**there, **({"kind": None} if cells[folder.name].kind is None else {})}
-
-    return held
+    path = folder / "config.yaml"
+    is_written = path.is_file() and path.stat().st_size
+    return settled_options(make_config(path, {}, runs_code=False)) if is_written else None
 
 
 def settled_options(config: RunConfig) -> dict[str, Any]:

@@ -84,9 +84,8 @@ def tune_run(
     configs = plan.named([pair])
     check_optuna()
     plan.check_task("")
-    reason = plan.why_not(*pair)
-    if reason is not None:
-        raise InvalidArgument(f"Trials do not serve these data: {reason}")
+    if (why := plan.why_not(*pair)) is not None:
+        raise InvalidArgument(f"Trials do not serve these data: {why}")
     digests = plan.check_data([pair])
     record = {
         **base.recorded(),
@@ -94,10 +93,13 @@ def tune_run(
         **{"trials": plan.trials, "score": plan.score, "share": plan.hold_out},
         **({"data": sorted(digests.values())} if digests else {}),
     }
-    _check_folder(output, yaml.safe_dump(record, sort_keys=False))
+    path, text = output / _OF_TUNE, yaml.safe_dump(record, sort_keys=False)
+    cells.check_output(output, "trials", _OF_TUNE)
+    if path.is_file() and path.read_text(encoding="utf-8", errors="replace") != text:
+        raise InvalidArgument(f"{path_name(output)} has trials of other options or data: give --output another folder.")
     check_models(configs)
     output.mkdir(parents=True, exist_ok=True)
-    write_whole(output / _OF_TUNE, yaml.safe_dump(record, sort_keys=False))
+    write_whole(path, text)
     chosen = choose(plan, *pair, output)
     best = plan.config(*pair, seed, chosen.values)
     if is_own(best):  # The record states the number of clients, which a run compares with that of the data.
@@ -110,14 +112,6 @@ def tune_run(
         "held-out training examples.",
         f"To train with it on all of them: tfp-bfl run --config {path_name(output / _BEST)}{code}",
     ]
-
-
-def _check_folder(output: pathlib.Path, record: str) -> None:
-    """Check that the folder is new, or of the same trials."""
-    cells.check_output(output, "trials", _OF_TUNE)
-    path = output / _OF_TUNE
-    if path.is_file() and path.read_text(encoding="utf-8", errors="replace") != record:
-        raise InvalidArgument(f"{path_name(output)} has trials of other options or data: give --output another folder.")
 
 
 def check_optuna() -> None:
@@ -142,10 +136,7 @@ def check_trials(folder: pathlib.Path, options: Options) -> None:
 
 def choose(plan: Plan, setting: str, method: str, folder: pathlib.Path, options: Options = DEFAULTS) -> Chosen:
     """Return the values that trials choose for a method of a plan in a setting, as `tune`."""
-
-    def attempt(values: Values) -> Finished:
-        return cell.run_trial(cell.task_of(plan, setting, method, plan.trial_seed, values))
-
+    attempt = lambda values: cell.run_trial(cell.task_of(plan, setting, method, plan.trial_seed, values))
     return tune(folder, plan, plan.methods[method].space, attempt, options)
 
 
@@ -157,9 +148,7 @@ def tune(
     The first trial has the method's defaults. Half of the others are drawn from the search space at random, the rest by
     the tree-structured Parzen estimator of optuna (Bergstra et al. 2011), all by the seed. A trial that fails, or has a
     score that is not finite, counts as the worst. Of several processes at one folder the first works, the others wait.
-
-    The plan states their number, with the one of the defaults, their seed, and the score by which they are compared;
-    `attempt` runs one; trials of other `options` in the folder are refused. Error if every trial failed.
+    Trials of other `options` in the folder are refused. Error if every trial failed.
     """
     if not space:
         return Chosen({}, None, 0, 0.0)
@@ -196,7 +185,14 @@ def _run_trials(folder: pathlib.Path, plan: Plan, space: Mapping[str, Space], at
             if row["values"] != json.loads(json.dumps(values)):
                 raise InvalidArgument(f"{folder / TRIALS} holds trials of another search space: delete that folder.")
         else:
-            row = _attempted(attempt, values)
+            try:
+                row = {"values": dict(values), **attempt(values)._asdict()}
+            except Exception as error:
+                if not is_result(error):
+                    raise
+                row = {"values": dict(values), "failed": reason(error)}
+            finally:
+                cells.forget_models()
             rows.append(row)
             with open(folder / TRIALS, "a", encoding="utf-8") as lines:
                 lines.write(json.dumps(row) + "\n")
@@ -212,17 +208,6 @@ def _run_trials(folder: pathlib.Path, plan: Plan, space: Mapping[str, Space], at
         "seconds": sum(row.get("cost", {}).get("seconds", 0.0) for row in rows),
         "reason": next((row["failed"] for row in rows if "failed" in row), f"no {plan.score} was finite."),
     }
-
-
-def _attempted(attempt: Try, values: Values) -> dict[str, Any]:
-    try:
-        return {"values": dict(values), **attempt(values)._asdict()}
-    except Exception as error:
-        if not is_result(error):
-            raise
-        return {"values": dict(values), "failed": reason(error)}
-    finally:
-        cells.forget_models()
 
 
 def is_result(error: Exception) -> bool:

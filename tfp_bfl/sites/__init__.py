@@ -9,10 +9,9 @@ from tfp_bfl.faces import export_later
 
 if TYPE_CHECKING:
     from tfp_bfl.sites.arrays import from_arrays, to_arrays
-    from tfp_bfl.sites.comparison import doubts
     from tfp_bfl.sites.masks import KEY_BYTES
     from tfp_bfl.sites.party import Party, PartyEngine, Transport, simulate_parties
-    from tfp_bfl.sites.schema import agree, check_description, describe, fitted
+    from tfp_bfl.sites.schema import agree, check_description, describe, doubts, fitted
     from tfp_bfl.sites.sealed import SealedEngine, SealedParty
 
 export_later(
@@ -20,9 +19,8 @@ export_later(
     {
         **dict.fromkeys(("from_arrays", "to_arrays"), "tfp_bfl.sites.arrays"),
         "KEY_BYTES": "tfp_bfl.sites.masks",
-        "doubts": "tfp_bfl.sites.comparison",
         **dict.fromkeys(("Party", "PartyEngine", "Transport", "simulate_parties"), "tfp_bfl.sites.party"),
-        **dict.fromkeys(("agree", "check_description", "describe", "fitted"), "tfp_bfl.sites.schema"),
+        **dict.fromkeys(("agree", "check_description", "describe", "doubts", "fitted"), "tfp_bfl.sites.schema"),
         **dict.fromkeys(("SealedEngine", "SealedParty"), "tfp_bfl.sites.sealed"),
     },
 )

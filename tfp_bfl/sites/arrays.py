@@ -27,14 +27,9 @@ NO_ANSWER = "it did not answer in time"
 class ByRound(Protocol[T]):
     """Hold what a site keeps of its rounds, by the number of rounds done, such as a dictionary."""
 
-    def __contains__(self, number: object, /) -> bool:
-        """Return whether something is kept."""
-
-    def __getitem__(self, number: int, /) -> T:
-        """Return the value of a number of rounds."""
-
-    def __setitem__(self, number: int, kept: T, /) -> None:
-        """Keep something, in the place of what was kept before."""
+    def __contains__(self, number: object, /) -> bool: ...
+    def __getitem__(self, number: int, /) -> T: ...
+    def __setitem__(self, number: int, kept: T, /) -> None: ...
 
 
 def in_order(
@@ -42,12 +37,9 @@ def in_order(
 ) -> Iterator[tuple[Who, T]]:
     """Yield each site and what it answers, in the order of the sites, as soon as no earlier one is waited for.
 
-    Args:
-      answers: sites and their answers in order of arrival; text is the reason of a site that sends none. An answer of a
-        site that was not asked, or has answered before, does not count.
-      asked: the sites, by number or name.
-      read: (site, answer) -> its content; raises `InvalidArgument` for an answer that can't be used.
-      reasons: receives the reasons of the sites without an answer that can be used.
+    An answer that is text is the reason of a site that sends none; one of a site that was not asked, or has answered
+    before, does not count. `read`, (site, answer) -> its content, raises `InvalidArgument` for an answer that can't be
+    used; `reasons` receives the reasons of the sites without one that can.
     """
     waiting, came = sorted(asked), dict[Who, T]()
     silent = set(waiting)

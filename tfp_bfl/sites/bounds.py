@@ -41,8 +41,7 @@ class SentWeights:
         message = process.round.broadcast(process.round.initialize()._replace(noise=())).message
         self._extra, self._first = message.extra, _chosen(to_arrays(message), ("weights/", _VECTORS))
         self._has_own_vectors = bool(_chosen(self._first, _VECTORS)) and not self._are_weights(self._first)
-        work = process.client_work
-        self._factor = _MOST_STEP * (num_sites if work.sends != "weights" else 1)
+        self._factor = _MOST_STEP * (num_sites if process.client_work.sends != "weights" else 1)
         self._store = store
 
     def check(self, done: int, message: Arrays, measure: Callable[[Any], Any] | None = None) -> None:
@@ -63,18 +62,14 @@ class SentWeights:
         if done and not known and measure is not None and self._has_own_vectors:
             largest["sent"] = _norm(self._own_vectors(measure(self._extra)))
         sent = _chosen(message, (*_CENTRES, _VECTORS))
-        if done == 0:
-            self._check_first(message)
-        else:
+        if done:
             self._check_near(sent, known or self._first, largest, max(done - (last or 0), 1))
-        record = {"digest": digest, "messages": np.array(messages + 1)}
-        self._store[done] = {**sent, **record, **{name: np.array(x) for name, x in largest.items()}}
-
-    def _check_first(self, message: Arrays) -> None:
-        for name, x in self._first.items():
+        for name, x in self._first.items() if not done else ():
             if _is_far(np.asarray(message[name]), x):
                 what = "vectors beside the weights" if name.startswith(_VECTORS) else "weights"
                 raise InvalidArgument(f"The first {what} are not those of the job ({name}): they follow from its seed.")
+        record = {"digest": digest, "messages": np.array(messages + 1)}
+        self._store[done] = {**sent, **record, **{name: np.array(x) for name, x in largest.items()}}
 
     def _check_near(self, sent: Arrays, earlier: Arrays, largest: dict[str, float], rounds: int) -> None:
         weights, vectors = _chosen(sent, _CENTRES), _chosen(sent, _VECTORS)

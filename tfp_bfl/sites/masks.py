@@ -18,8 +18,7 @@ import numpy as np
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.sites.arrays import ByRound
 
-# Length of a pairwise key, of a seed, and of a proof.
-KEY_BYTES = 32
+KEY_BYTES = 32  # Length of a pairwise key, of a seed, and of a proof.
 
 
 def context_of(run: str, job: bytes, digest: bytes, attempt: int | None = None) -> bytes:
@@ -36,14 +35,10 @@ def seed_of(key: bytes, context: bytes) -> bytes:
     return hmac.digest(key, b"mask" + context, hashlib.sha256)
 
 
-def proof_of(key: bytes, context: bytes, members: np.ndarray, author: int) -> bytes:
-    """Compute the proof that site `author` agreed to a set of members [K], by its pairwise key with another site."""
-    return hmac.digest(key, b"set" + context + author.to_bytes(4, "big") + members.tobytes(), hashlib.sha256)
-
-
-def proof_of_answer(key: bytes, context: bytes, masked: np.ndarray) -> bytes:
-    """Compute the proof of a site's masked answer to a message, by its pairwise key with another site."""
-    return hmac.digest(key, b"answer" + context + masked.tobytes(), hashlib.sha256)
+def proof_of(key: bytes, context: bytes, content: np.ndarray, author: int | None = None) -> bytes:
+    """Compute the proof of a masked answer, or that site `author` agreed to a set of members [K], by a pairwise key."""
+    what = b"answer" + context if author is None else b"set" + context + author.to_bytes(4, "big")
+    return hmac.digest(key, what + content.tobytes(), hashlib.sha256)
 
 
 def add_mask(leaves: Sequence[np.ndarray], seed: bytes, sign: int) -> None:
@@ -84,9 +79,8 @@ class Promises:
         `attempt` is that at the sum over the answering sites; None for the sum over all sites.
         """
         now = {"digest": digest.hex(), "found": work.hex(), "of_some": attempt is not None}
-        record = {**now, "sets": {}, "told": None}
-        if number in self._store:
-            record = self._store[number]
+        is_known = number in self._store
+        record = self._store[number] if is_known else {**now, "sets": {}, "told": None}
         reasons = {
             "digest": "It has answered another message of this round: two answers would reveal their difference.",
             "of_some": "It has answered this round for another sum: two sums would reveal their difference.",

@@ -67,11 +67,9 @@ class Party:
     """A site of a federation, with its examples, its secret and its memory, none of which it sends.
 
     Args:
-      process: process of the run, built at the site.
-      source: examples of the site.
-      number: number of the site at the server.
+      process, run: process of the run, built at the site, and its name.
+      source, number: examples of the site, and its number at the server.
       secret: secret of the site; all of its random numbers are functions of it and of the name of the run.
-      run: name of the run.
       memory: store of the site's memory, as named arrays; None for a dictionary.
       charge: receives the message of each round before the work begins, and raises `InvalidArgument` to refuse it.
       max_examples: bound on the number of examples that weights the site; None for no bound.
@@ -174,10 +172,7 @@ class PartyEngine:
     Contributions are added in the order of the sites' numbers, not in the order of arrival, so that sums are
     reproducible bit for bit. A round requires `quorum` valid answers.
 
-    Args:
-      process: result of `at_server`.
-      result: type of a site's answer (`result_spec`).
-      parties, transport, quorum: as of `simulate_parties`.
+    `process` is a result of `at_server`, and `result` the type of a site's answer (`result_spec`).
     """
 
     accepts: Accepts = "datasets"
@@ -204,10 +199,8 @@ class PartyEngine:
         state = tf.nest.map_structure(tf.convert_to_tensor, state)
         message = self._broadcast(state).message
         total, left_out = self._gather(message, numbers)
-        metrics: Metrics = {"clients": {"client": np.zeros(0), "fault": np.zeros(0)}}
-        after = state
-        if total is not None:
-            after, metrics = self._conclude(state, total)
+        nobody: Metrics = {"clients": {"client": np.zeros(0), "fault": np.zeros(0)}}
+        after, metrics = (state, nobody) if total is None else self._conclude(state, total)
         output = Output(as_arrays(after), as_arrays(metrics), left_out)
         sound, done = int(np.count_nonzero(output.metrics["clients"]["fault"] == 0)), int(state.round)
         if sound < self._quorum:
@@ -216,14 +209,14 @@ class PartyEngine:
 
     def _gather(self, message: object, numbers: Sequence[int]) -> tuple[Contribution | None, dict[int, str]]:
         """Return the sum of the sites' contributions, and the reasons of the sites that it leaves out."""
-        return self._summed(message, to_arrays(message), numbers)
+        return self._summed(message, numbers)
 
     def _summed(
-        self, message: object, arrays: Arrays, numbers: Sequence[int]
+        self, message: object, numbers: Sequence[int], **more: np.ndarray
     ) -> tuple[Contribution | None, dict[int, str]]:
         total, left_out = None, dict[int, str]()
-        read = functools.partial(self._contribution, message)
-        for _, one in in_order(self._transport.ask(numbers, arrays), numbers, read, left_out):
+        answers = self._transport.ask(numbers, {**to_arrays(message), **more})
+        for _, one in in_order(answers, numbers, functools.partial(self._contribution, message), left_out):
             total = one if total is None else self._add(total, one)
         return total, left_out
 
@@ -231,19 +224,16 @@ class PartyEngine:
         """Return 0: the server starts no sites."""
         return 0
 
-    def _contribution(self, message: object, number: int, answer: Arrays) -> Contribution:
-        result = self._received(message, answer)
-        size = self._parties.sizes[number]
-        return self._take(message, result, tf.constant(number, tf.int32), tf.constant(size, tf.int32))
-
-    def _received(self, message: Any, answer: Arrays) -> Any:
-        if self._coding is None:
-            return tf.nest.map_structure(tf.constant, from_arrays(answer, self._spec))
-        encoded = self._spec.sent._replace(code=tf.TensorSpec([None], tf.uint8))
-        result = from_arrays(answer, self._spec._replace(sent=encoded))
-        code = self._coding.decode(message, result.sent.code.tobytes())
-        code = from_arrays(to_arrays(code), self._spec.sent.code)
-        return tf.nest.map_structure(tf.constant, result._replace(sent=result.sent._replace(code=code)))
+    def _contribution(self, message: Any, number: int, answer: Arrays) -> Contribution:
+        spec = self._spec
+        if self._coding is not None:
+            spec = spec._replace(sent=spec.sent._replace(code=tf.TensorSpec([None], tf.uint8)))
+        result = from_arrays(answer, spec)
+        if self._coding is not None:
+            code = to_arrays(self._coding.decode(message, result.sent.code.tobytes()))
+            result = result._replace(sent=result.sent._replace(code=from_arrays(code, self._spec.sent.code)))
+        known = (tf.constant(x, tf.int32) for x in (number, self._parties.sizes[number]))
+        return self._take(message, tf.nest.map_structure(tf.constant, result), *known)
 
     def _taken(self, message: Any, result: Any, number: tf.Tensor, size: tf.Tensor) -> Contribution:
         if self._coding is not None:
@@ -276,8 +266,7 @@ def simulate_parties(
 
     Args:
       process: process of `tfp_bfl.algorithms`.
-      parties: the sites.
-      transport: transport to the sites.
+      parties, transport: the sites, and the transport to them.
       rounds: total number of rounds.
       quorum: smallest number of valid answers in a round; a round with fewer raises `Error`.
       make_engine: `PartyEngine`, or `SealedEngine` for secure aggregation.

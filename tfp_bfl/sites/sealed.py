@@ -36,8 +36,7 @@ from tfp_bfl.sites import masks
 from tfp_bfl.sites.arrays import NO_ANSWER, Arrays, ByRound, digest_of, from_arrays, in_order, to_arrays
 from tfp_bfl.sites.party import Party, PartyEngine, Transport, result_spec
 
-# Attempts at the sum of one round: a site that leaves before it has agreed costs one.
-ATTEMPTS = 4
+ATTEMPTS = 4  # At the sum of one round: a site that leaves before it has agreed costs one.
 # Bound and steps per unit of the losses of a site as integers (per example), and of its counts.
 _NLL, _KL, _COUNT = (2.0**10, 2.0**20), (2.0**26, 2.0**4), (2.0**36, 2.0**16)
 
@@ -77,9 +76,9 @@ class AgreedSet(NamedTuple):
 class SealedParty(Party):
     """A `Party` that masks its messages, and makes the checks that the server can't make on masked messages.
 
+    The process has a rule that sums integers (`compose(secure_sums=...)`); `arguments` and `options` are of `Party`.
+
     Args:
-      process: process of the run with a rule that sums integers (`compose(secure_sums=...)`).
-      arguments, options: of `Party`.
       keys: number of each other site -> pairwise key of `KEY_BYTES` bytes, which only the two sites know.
       min_parties: smallest number of sites in a sum.
       promises: store of the site's promises (`Promises`); None for a dictionary.
@@ -203,7 +202,7 @@ class SealedEngine(PartyEngine):
             return self._sum_of_some(message, numbers)
         if len(numbers) < self._parties.num_clients:
             raise InvalidArgument("Masks cancel only in the sum over all sites, but this round has a cohort of them.")
-        total, left_out = self._summed(message, to_arrays(message), numbers)
+        total, left_out = self._summed(message, numbers)
         if total is None or left_out:
             raise Error(
                 f"Without an answer of every site the masks of round {int(message.round) + 1} do not cancel"
@@ -212,13 +211,10 @@ class SealedEngine(PartyEngine):
         return self._read(total, numbers, int(message.round)), left_out
 
     def _sum_of_some(self, message: Any, numbers: Sequence[int]) -> tuple[Contribution, dict[int, str]]:
-        arrays, done = to_arrays(message), np.asarray(message.round)
-        left_out: dict[int, str] = {}
-        refused: dict[int, str] = {}
-        for attempt in range(ATTEMPTS):
-            number = np.array(attempt, np.int32)
+        done, left_out, refused = np.asarray(message.round), dict[int, str](), dict[int, str]()
+        for number in map(np.asarray, np.arange(ATTEMPTS, dtype=np.int32)):
             asked = [one for one in numbers if one not in left_out]
-            total, missing = self._summed(message, {**arrays, "attempt": number}, asked)
+            total, missing = self._summed(message, asked, attempt=number)
             left_out |= missing
             there = [one for one in asked if one not in missing]
             if total is None or len(there) < max(self._quorum, 2):
@@ -227,7 +223,15 @@ class SealedEngine(PartyEngine):
             wanted = SetOfParties(done, number, members)
             proofs, reasons = self._ask(wanted, there, "proofs")
             if not reasons:
-                seeds = self._seeds(AgreedSet(wanted, proofs), there, int(done))
+                seeds, reasons = self._ask(AgreedSet(wanted, proofs), there, "seeds")
+                if reasons:
+                    more, reasons = self._ask(AgreedSet(wanted, proofs), list(reasons), "seeds")
+                    seeds = seeds + more
+                if reasons:
+                    raise Error(
+                        f"The sum of round {int(done) + 1} can't be read without the seeds of all its sites"
+                        f"{self._reasons(reasons)}. Earlier rounds are stored: resume when these sites answer."
+                    )
                 return self._read(total, there, int(done), seeds), left_out
             # A refusing site may have revealed the sum of a later attempt, before a restart of the server.
             again = {one: why for one, why in reasons.items() if why == NO_ANSWER or one in refused}
@@ -236,18 +240,6 @@ class SealedEngine(PartyEngine):
             f"In {ATTEMPTS} attempts the sites of round {int(done) + 1} did not agree on the set of the sum"
             f"{self._reasons(refused)}. Earlier rounds are stored."
         )
-
-    def _seeds(self, agreed: AgreedSet, there: Sequence[int], done: int) -> np.ndarray:
-        seeds, reasons = self._ask(agreed, there, "seeds")
-        if reasons:
-            more, reasons = self._ask(agreed, list(reasons), "seeds")
-            seeds = seeds + more
-        if reasons:
-            raise Error(
-                f"The sum of round {done + 1} can't be read without the seeds of all its sites"
-                f"{self._reasons(reasons)}. Earlier rounds are stored: resume when these sites answer."
-            )
-        return seeds
 
     def _ask(self, what: object, numbers: Sequence[int], name: str) -> tuple[np.ndarray, dict[int, str]]:
         """Return the answers by site number [K, K, 32], zeros for no answer; and the reasons of sites without one."""

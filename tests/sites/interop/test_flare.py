@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import tfp_bfl as bfl
+from tests.kit import refuses
 from tests.sites.interop.kill import kill_when
-from tfp_bfl.errors import InvalidArgument, MissingDependency
+from tfp_bfl.errors import MissingDependency
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs/examples/flare"
 PLAN = {"num_rounds": 2, "min_clients": 1}
@@ -32,8 +33,7 @@ needs_flare = pytest.mark.skipif(not HAS_FLARE, reason="NVIDIA FLARE is not inst
 )
 def test_bad_input_is_one_sentence(options, error):
     given = {"server": f"{EXAMPLE / 'server.py'}:make_server", "train_script": str(EXAMPLE / "client.py")}
-    with pytest.raises(InvalidArgument, match=error):
-        bfl.interop.flare_recipe(**{**given, **PLAN, **options})
+    refuses(error, bfl.interop.flare_recipe, **{**given, **PLAN, **options})
 
 
 @pytest.mark.skipif(HAS_FLARE, reason="NVIDIA FLARE is installed")
@@ -57,8 +57,7 @@ def test_a_function_that_makes_no_server_is_one_sentence(tmp_path, monkeypatch, 
 
     monkeypatch.chdir(tmp_path)
     Path("server.py").write_text(code)
-    with pytest.raises(InvalidArgument, match=error):
-        made("server.py:make")
+    refuses(error, made, "server.py:make")
 
 
 @needs_flare

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import tfp_bfl as bfl
+from tests.kit import refuses
 from tests.sites.interop.kill import kill_when
-from tfp_bfl.errors import InvalidArgument
 
 flwr = pytest.importorskip("flwr", reason="Flower is not installed")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict  # noqa: E402
@@ -110,8 +110,7 @@ def test_nodes_that_state_the_same_client_and_broken_replies_are_left_out(caplog
 
 
 def test_first_arrays_are_those_of_the_server():
-    with pytest.raises(InvalidArgument, match="leave initial_arrays out"):
-        strategy().start(Grid(), ArrayRecord(), 1)
+    refuses("leave initial_arrays out", strategy().start, Grid(), ArrayRecord(), 1)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")

@@ -1,5 +1,6 @@
 """A server over named arrays: against the library's own rounds, closed forms and bad answers."""
 
+import re
 import sys
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tfp_bfl.errors import Error, InvalidArgument
+from tests.kit import fails, refuses
+from tfp_bfl.errors import Error
 from tfp_bfl.federated.round import fold
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.sites.interop import Answer, Server
@@ -118,18 +120,19 @@ def test_the_server_of_admm_counts_the_clients_of_the_federation():
     np.testing.assert_allclose(pooling.arrays["mean/w"], [shift / precision], rtol=1e-6)
 
 
-def test_the_order_of_arrival_changes_no_bit():
+def test_the_order_of_arrival_one_robust_aggregator_and_point_weights_alone():
     one, other, given = server(), server(), answers()
     one.next(given)
     other.next(given[::-1])
     assert_equal(one.arrays, other.arrays)
-
-
-def test_a_robust_aggregator_withstands_one_client():
     pooling = Server({"w": np.zeros(1)}, 1.0, rule="naive_weighted_average", robust="median")
     each = lambda name, mean: Answer(name, 5, {"mean/w": np.full(1, mean), "variance/w": np.ones(1)})
     pooling.next([each("a", 1.0), each("b", 1.2), each("c", 1e5)])
     np.testing.assert_allclose(pooling.arrays["mean/w"], [1.2], rtol=1e-6)
+    pooling = Server({}, 1.0, {"w": np.zeros(2)}, rule="naive_weighted_average")
+    report = pooling.next([Answer(str(k), k + 1, {"point/w": np.full(2, float(k))}) for k in range(3)])
+    np.testing.assert_allclose(pooling.predictive["point/w"], np.full(2, (2 * 1 + 3 * 2) / 6), rtol=1e-6)
+    assert report["num_clients"] == 3
 
 
 BAD = {
@@ -161,12 +164,6 @@ def test_a_bad_answer_is_left_out_with_its_reason(case, two):
     assert list(faulty) == ["bad"] and faulty["bad"].startswith(reason)
     other.next(given)
     assert_equal(one.arrays, other.arrays)
-
-
-def test_a_number_of_examples_that_is_none():
-    given = [Answer(f"bad {size}", size, named(*drawn(9))) for size in (-1, 2.5, True, 2**31, "ten")]
-    faulty = server().next([*answers(1), *given])["faulty"]
-    assert len(faulty) == 5 and all("must be a whole number of examples." in reason for reason in faulty.values())
 
 
 def test_a_round_without_a_valid_answer_changes_nothing(tmp_path):
@@ -214,11 +211,9 @@ def test_a_folder_of_another_server_or_of_damaged_files_is_refused(tmp_path):
         lambda: server(folder=tmp_path, max_examples=5),
         lambda: dual(0.1),
     ):
-        with pytest.raises(InvalidArgument, match="holds rounds of a server with other first arrays, rule or options"):
-            other()
+        refuses("holds rounds of a server with other first arrays, rule or options", other)
     (tmp_path / "round_1.npz").write_bytes(b"no archive")
-    with pytest.raises(InvalidArgument, match="not a file of arrays, or is damaged"):
-        server(folder=tmp_path)
+    refuses("not a file of arrays, or is damaged", server, folder=tmp_path)
 
 
 ONE = np.ones(1)
@@ -241,20 +236,23 @@ ONE = np.ones(1)
     ],
 )
 def test_bad_arguments(arguments, options, message):
-    with pytest.raises(InvalidArgument) as raised:
-        Server(*arguments, **options)
-    assert message in str(raised.value)
+    refuses(re.escape(message), Server, *arguments, **options)
 
 
-def test_no_client_weighs_more_than_the_most_examples():
+def test_no_client_weighs_more_than_the_most_examples_and_one_that_states_far_more_is_a_warning():
     """Means 0 of 7 examples and 1 of a claim of 2^31 - 1, which counts as 7."""
     pooling = Server({"w": np.zeros(1)}, 1.0, rule="naive_weighted_average", max_examples=7)
     each = lambda name, mean, size: Answer(name, size, {"mean/w": np.full(1, mean), "variance/w": np.ones(1)})
     assert pooling.next([each("a", 0.0, 7), each("b", 1.0, 2**31 - 1)])["num_examples"] == 14
     np.testing.assert_allclose(pooling.arrays["mean/w"], [0.5], rtol=1e-6)
+    given = [*answers(), Answer("huge", 2**31 - 1, named(*drawn(9)))]
+    (warning,) = server().next(given)["warnings"]
+    assert warning.startswith("huge reports 2,147,483,647 examples, more than 10 times the median 20 of the others.")
+    assert server(max_examples=100).next(given)["warnings"] == server(weighting="equal").next(given)["warnings"] == []
+    assert server().next(answers())["warnings"] == []
 
 
-def test_a_client_answers_once_and_somebody_answers():
+def test_a_client_answers_once_with_a_number_of_examples_and_somebody_answers():
     twice = "The client 'client 0' answers twice in one round"
     for given, message in (
         ([Answer(1, 5, {})], "A client is named 1, but its name must be text"),
@@ -263,15 +261,10 @@ def test_a_client_answers_once_and_somebody_answers():
         ([answers(1)[0]._replace(client="\u200b ")], "its name must be text"),
         ([], "at least one client"),
     ):
-        with pytest.raises(InvalidArgument, match=message):
-            server().next(given)
-
-
-def test_point_weights_alone_are_averaged():
-    pooling = Server({}, 1.0, {"w": np.zeros(2)}, rule="naive_weighted_average")
-    report = pooling.next([Answer(str(k), k + 1, {"point/w": np.full(2, float(k))}) for k in range(3)])
-    np.testing.assert_allclose(pooling.predictive["point/w"], np.full(2, (2 * 1 + 3 * 2) / 6), rtol=1e-6)
-    assert report["num_clients"] == 3
+        refuses(message, server().next, given)
+    given = [Answer(f"bad {size}", size, named(*drawn(9))) for size in (-1, 2.5, True, 2**31, "ten")]
+    faulty = server().next([*answers(1), *given])["faulty"]
+    assert len(faulty) == 5 and all("must be a whole number of examples." in reason for reason in faulty.values())
 
 
 def test_without_flower_the_strategy_is_refused_in_a_sentence(monkeypatch):
@@ -284,17 +277,8 @@ def test_without_flower_the_strategy_is_refused_in_a_sentence(monkeypatch):
 def test_two_servers_of_one_folder_do_not_both_write_a_round(tmp_path):
     first, second = server(folder=tmp_path), server(folder=tmp_path)
     first.next(answers())
-    with pytest.raises(Error, match=r"Another server has written a round to .* The state is unchanged\."):
-        second.next(answers(2))
+    fails(r"Another server has written a round to .* The state is unchanged\.", second.next, answers(2))
     assert second.round == 0 and server(folder=tmp_path).round == 1
     assert_equal(server(folder=tmp_path).arrays, first.arrays)
     first.next(answers())
     assert first.round == 2
-
-
-def test_a_client_that_states_far_more_examples_is_a_warning():
-    given = [*answers(), Answer("huge", 2**31 - 1, named(*drawn(9)))]
-    (warning,) = server().next(given)["warnings"]
-    assert warning.startswith("huge reports 2,147,483,647 examples, more than 10 times the median 20 of the others.")
-    assert server(max_examples=100).next(given)["warnings"] == server(weighting="equal").next(given)["warnings"] == []
-    assert server().next(answers())["warnings"] == []

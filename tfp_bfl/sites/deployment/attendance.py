@@ -16,10 +16,9 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run.run_folder import Reporter
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import write_whole
-from tfp_bfl.sites.comparison import outstanding
 from tfp_bfl.sites.deployment import keys
 from tfp_bfl.sites.deployment.channel import BEGIN, DESCRIBE, Channel, Counted, collect, read_json
-from tfp_bfl.sites.schema import TABLE, pool_rare
+from tfp_bfl.sites.schema import TABLE, outstanding, pool_rare
 
 T = TypeVar("T")
 PARTIES = "parties.json"
@@ -33,9 +32,8 @@ class Submission(NamedTuple):
 
     Fields:
       name, folder: of the run; one with the same name and folder is resumed.
-      channel: to the sites, which counts their messages.
+      channel, progress: to the sites, which counts their messages, and the reporter.
       quorum: smallest number of sites, and of valid answers in each round.
-      progress: reporter.
       secure_sums: whether sites mask their messages, so that the server reads only the sum over the answering sites.
       max_examples: bound on the number of examples that weights a site; None for no bound.
       without: names of sites that are not asked.
@@ -67,7 +65,7 @@ class SitesLeft(Exception):
     """Some sites take no further part, and the others begin again: name -> reason."""
 
     def __init__(self, reasons: Mapping[str, str]):
-        super().__init__()
+        super().__init__("; ".join(f"{site}: {reason}" for site, reason in sorted(reasons.items())))
         self.reasons = dict(reasons)
 
 
@@ -80,6 +78,50 @@ class Attendance:
     def __init__(self, reported: Mapping[str, Any], refused: Mapping[str, str]):
         self.reported = {site: reported[site] for site in sorted(reported)}
         self.refused = dict(refused)
+
+    @classmethod
+    def resumed(cls, folder: pathlib.Path, without: Mapping[str, str]) -> Attendance | None:
+        """Return the sites of the beginning of an interrupted run, none of them in `without`; None for a new run."""
+        if not (folder / PARTIES).exists():
+            return None
+        record = json.loads((folder / PARTIES).read_text(encoding="utf-8"))
+        without_reason = lambda own: {key: x for key, x in own.items() if key != _REFUSED}
+        reported = {site: without_reason(own) for site, own in record.items() if _SIZE in own}
+        if gone := sorted(set(without) & set(reported)):
+            raise InvalidArgument(
+                f"{', '.join(gone)} took part when the run began and can't be left out of it now: give a new run "
+                "another name."
+            )
+        return cls(reported, {site: x[_REFUSED] for site, x in record.items() if site not in reported})
+
+    @classmethod
+    def gather(
+        cls,
+        channel: Channel,
+        without: Mapping[str, str],
+        request: Mapping[str, Any],
+        check: Callable[[str, Any], None] | None = None,
+        task: str = DESCRIBE,
+        asked: Sequence[str] | None = None,
+    ) -> Attendance:
+        """Ask the sites for descriptions of their data; a site with one that can't be used is recorded as absent.
+
+        Sites of `without` are not asked, for the reasons there; `asked` are names of others, None for all that are
+        reachable. The `request` of the `task` states whether the run has masks, `secure_sums`, which require key
+        offers. `check` is that of a site's name and description, None for that of networks.
+        """
+
+        def read(site: str, reply: bytes) -> Any:
+            summary = read_json(reply, f"The description of {site}'s data is not JSON.")
+            (check or bfl.sites.check_description)(site, summary)
+            return summary
+
+        names = [site for site in (channel.names if asked is None else asked) if site not in without]
+        reported, refused = collect(channel, task, dict.fromkeys(names, json.dumps(request).encode()), read)
+        attendance = cls(reported, {**without, **refused})
+        if request["secure_sums"]:
+            attendance.leave_out(keys.unusable(attendance.offers))
+        return attendance
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -122,7 +164,7 @@ class Attendance:
         """Raise Error if the sites, except those in `without`, are fewer than the quorum."""
         number = len(self.reported) - len(without)
         if number < quorum:
-            reasons = f" ({reasons_of(self.refused)})" if self.refused else ""
+            reasons = f" ({SitesLeft(self.refused)})" if self.refused else ""
             raise Error(f"{number} sites take part, but the quorum is {quorum}{reasons}.")
 
     def write(self, folder: pathlib.Path) -> None:
@@ -148,59 +190,6 @@ class Attendance:
             raise SitesLeft(false)
         self.refused = {site: why for site, why in self.refused.items() if site not in self.reported} | away
         self.check(quorum, away)
-
-
-def reasons_of(reasons: Mapping[str, str]) -> str:
-    """Return the reasons of sites in one line."""
-    return "; ".join(f"{site}: {reason}" for site, reason in sorted(reasons.items()))
-
-
-def resumed(folder: pathlib.Path, without: Mapping[str, str]) -> Attendance | None:
-    """Return the sites of the beginning of an interrupted run, none of which is in `without`; None for a new run."""
-    if not (folder / PARTIES).exists():
-        return None
-    record = json.loads((folder / PARTIES).read_text(encoding="utf-8"))
-    reported = {site: {**summary} for site, summary in record.items() if _SIZE in summary}
-    for summary in reported.values():
-        summary.pop(_REFUSED, None)
-    if gone := sorted(set(without) & set(reported)):
-        raise InvalidArgument(
-            f"{', '.join(gone)} took part when the run began and can't be left out of it now: give a new run another "
-            "name."
-        )
-    return Attendance(reported, {site: x[_REFUSED] for site, x in record.items() if site not in reported})
-
-
-def gather(
-    channel: Channel,
-    without: Mapping[str, str],
-    request: Mapping[str, Any],
-    check: Callable[[str, Any], None] | None = None,
-    task: str = DESCRIBE,
-    asked: Sequence[str] | None = None,
-) -> Attendance:
-    """Ask the sites for descriptions of their data; a site with one that can't be used is recorded as absent.
-
-    Args:
-      channel: to the sites.
-      without: name of each site that is not asked -> the reason.
-      request: of the server, as JSON, with `secure_sums`: whether the run has masks, which require key offers.
-      check: of a site's name and description; None for that of networks.
-      task: of the request.
-      asked: names of the sites; None for all that are reachable.
-    """
-
-    def read(site: str, reply: bytes) -> Any:
-        summary = read_json(reply, f"The description of {site}'s data is not JSON.")
-        (check or bfl.sites.check_description)(site, summary)
-        return summary
-
-    names = [site for site in (channel.names if asked is None else asked) if site not in without]
-    reported, refused = collect(channel, task, dict.fromkeys(names, json.dumps(request).encode()), read)
-    attendance = Attendance(reported, {**without, **refused})
-    if request["secure_sums"]:
-        attendance.leave_out(keys.unusable(attendance.offers))
-    return attendance
 
 
 def without_misfits(

@@ -25,8 +25,7 @@ SHORTEST_WAIT, LONGEST_WAIT, SHARE_WAITED = 0.1, 2.0, 0.02
 # Folder of the runs in the server's folder; file in the folder of a result with the error of a failed run; key of the
 # server's lines about a run in FLARE's statistics.
 RUNS, FAILURE, PROGRESS = "runs", "failure.txt", "progress"
-# Key of the messages of each site in summary.json.
-TRAFFIC = "traffic"
+TRAFFIC = "traffic"  # Key of the messages of each site in summary.json.
 
 
 class Withheld(InvalidArgument):

@@ -95,7 +95,7 @@ def init(folder: str, host: str, port: int, sites: Sequence[str]) -> None:
 @click.option("--date-unit", metavar="UNIT", help="Unit of dates in the run.")
 def check(kit: str, **of_run: str | None) -> None:
     """Check the file and data of a site, and print exactly what the site would send to a server."""
-    from tfp_bfl.sites.deployment.job import table_options
+    from tfp_bfl.sites.deployment.jobs import table_options
     from tfp_bfl.sites.deployment.site import check as check_site
 
     if _kits.role_of(kit)["role"] != "party":
@@ -205,7 +205,6 @@ def revised_model(
 
 
 def _submit_model(kit: str, name: str, options: dict[str, Any], output: str, how: dict[str, Any]) -> None:
-    """Submit a linear model, and print its table."""
     with ends_with_cleanup():
         done = _runs.submit(kit, name, {"glm": options}, output, **how)
     for line in json.loads((done / "summary.json").read_text(encoding="utf-8"))["lines"]:

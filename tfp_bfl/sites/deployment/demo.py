@@ -47,11 +47,10 @@ def run_demo(output: str | pathlib.Path, rounds: int, port: int, progress: Calla
         options = {"model": "mlp", "rounds": rounds}
         done = submit(kits / "admin", "demo", options, folder / "run", progress=progress, **how)
     summary = json.loads((done / "summary.json").read_text(encoding="utf-8"))
+    words = lambda scores: f"accuracy {scores['accuracy']:.4f}, NLL {scores['test_nll']:.4f}"
     for site, scores in summary["parties"].items():
-        progress(f"{site}: accuracy {scores['accuracy']:.4f}, NLL {scores['test_nll']:.4f} on its own test data")
-    progress(
-        f"together: accuracy {summary['accuracy']:.4f}, NLL {summary['test_nll']:.4f}; {done}/saved_model predicts"
-    )
+        progress(f"{site}: {words(scores)} on its own test data")
+    progress(f"together: {words(summary)}; {done}/saved_model predicts")
     progress(
         f"{done}/report.html shows the run; kits/{HOSPITALS[0]}/readme.txt describes the steps of a site on its host"
     )

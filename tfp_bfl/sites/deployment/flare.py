@@ -33,17 +33,14 @@ from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.sites.deployment import channel
 from tfp_bfl.sites.deployment.attendance import Submission
 from tfp_bfl.sites.deployment.glm_site import GlmSite
-from tfp_bfl.sites.deployment.job import check_name
+from tfp_bfl.sites.deployment.jobs import check_name
 from tfp_bfl.sites.deployment.server import serve
 from tfp_bfl.sites.deployment.site import Site as Answers
 
 _CONTENT, _REFUSED, _SECONDS = "content", "refused", "seconds"
-_MOST_SECONDS = 1e7
-_POLL = 0.2
-# Smallest deadline in seconds for a site to begin a run: it builds and traces a model.
-_TO_BEGIN = 60.0
-# Number of lines about a run that are stored for the administrator.
-_MOST_LINES = 200
+_MOST_SECONDS, _POLL = 1e7, 0.2
+_TO_BEGIN = 60.0  # Smallest deadline in seconds for a site to begin a run: it builds and traces a model.
+_MOST_LINES = 200  # Lines about a run that are stored for the administrator.
 
 
 class _Aborted(Error):
@@ -74,12 +71,8 @@ class _Lines(io.TextIOBase):
 class Server(Controller):
     """FLARE controller that runs a federation in the server's process of a job.
 
-    Args:
-      name: name of the run.
-      options: options of the run.
-      quorum: smallest number of sites in a round.
-      deadline: time limit for the answer of a site, in seconds.
-      **how: `secure_sums`, `max_examples`, `without` and `again` of `attendance.Submission`.
+    `name`, `options`, `quorum` and `deadline` are those of `submit.submit`; `how` has `secure_sums`, `max_examples`,
+    `without` and `again` of `attendance.Submission`.
     """
 
     def __init__(self, name: str, options: dict[str, Any], quorum: int, deadline: float, **how: Any):
@@ -182,32 +175,27 @@ class _Channel:
 
 
 def _received(put: Any, client_task: ClientTask, fl_ctx: FLContext) -> None:
-    result, name = client_task.result, client_task.client.name
-    content, refused, reply = result.get(_CONTENT), result.get(_REFUSED), None
+    result = client_task.result
+    content, refused, seconds = (result.get(part) for part in (_CONTENT, _REFUSED, _SECONDS))
+    reply: Any
     if result.get_return_code() != ReturnCode.OK:
         reply = channel.Refusal(f"it failed ({result.get_return_code()})")
     elif refused is not None:
         reply = channel.Refusal(str(refused)[:500])
     elif not isinstance(content, bytes):
         reply = channel.Refusal("its answer is no bytes")
-    put((name, _answer(content, result.get(_SECONDS)) if reply is None else reply))
+    else:
+        reply = channel.Answer(content)
+        reply.seconds = seconds if isinstance(seconds, float) and 0 <= seconds < _MOST_SECONDS else 0.0
+    put((client_task.client.name, reply))
     client_task.result = None  # FLARE stores completed tasks for a while; the answers need not stay in memory.
-
-
-def _answer(content: bytes, seconds: Any) -> channel.Answer:
-    answer = channel.Answer(content)
-    is_number = isinstance(seconds, float) and 0 <= seconds < _MOST_SECONDS
-    answer.seconds = seconds if is_number else 0.0
-    return answer
 
 
 class Site(Executor):
     """FLARE executor that answers the server's tasks at a site, by the file in the site's folder `local`."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._answers: Any = None
-        self._linear_model: Any = None
+    _answers: Any = None
+    _linear_model: Any = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Read the site's file and data when a job starts; errors are reported in the answers."""

@@ -26,15 +26,8 @@ from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.revision import revise_by_sums
 from tfp_bfl.glm.sums import PARTS, Sums, decode
-from tfp_bfl.sites.deployment import glm_job, keys
-from tfp_bfl.sites.deployment.attendance import (
-    Attendance,
-    SitesLeft,
-    Submission,
-    gather,
-    reasons_of,
-    without_misfits,
-)
+from tfp_bfl.sites.deployment import jobs, keys
+from tfp_bfl.sites.deployment.attendance import Attendance, SitesLeft, Submission, without_misfits
 from tfp_bfl.sites.deployment.channel import MOST_BYTES, SUMS, TALK, TRAFFIC, collect, read_json
 from tfp_bfl.sites.masks import KEY_BYTES
 
@@ -48,19 +41,15 @@ _NOT_FINITE = "its sums are not finite, or the coefficients exceed a bound that 
 class Sites:
     """The sites of a run that answer questions (`glm.federation.Federation`); with masks only their sum is read."""
 
-    def __init__(self, run: Submission, job: glm_job.GlmJob, attendance: Attendance):
+    def __init__(self, run: Submission, job: jobs.GlmJob, attendance: Attendance):
         self.run, self.job, self.attendance, self.asked = run, job, attendance, attendance.names
         self.is_secure, self.num_clients = run.secure_sums, len(self.asked)
-        self.step, self.answered, self.most_bytes = 0, glm_job.Answered(), 0
+        self.step, self.answered, self.most_bytes = 0, jobs.Answered(), 0
         self.names: Sequence[str] = ()
-        # Of the last sums at coefficients, without masks.
-        self.parts: dict[str, Sums] = {}
-        # Sites whose sums are subtracted; under masks they do it themselves.
-        self.removed: Sequence[str] = ()
-        # Numbers of an answer before the columns of the design are known.
-        self.num_cells = 0
-        # Sites with numbers in their last answer that are not finite.
-        self.not_finite: Sequence[str] = ()
+        self.parts: dict[str, Sums] = {}  # Of the last sums at coefficients, without masks.
+        self.removed: Sequence[str] = ()  # Sites whose sums are subtracted; under masks they do it themselves.
+        self.num_cells = 0  # Numbers of an answer before the columns of the design are known.
+        self.not_finite: Sequence[str] = ()  # Sites with numbers in their last answer that are not finite.
         self._in_a_row: dict[str, int] = {}
 
     def talk(self, messages: Mapping[str, Any]) -> dict[str, str]:
@@ -91,30 +80,26 @@ class Sites:
     def total(self, question: Question) -> np.ndarray:
         """Implement `Federation.total`."""
         size = len(self.names)
-        is_first, family = question.kind == glm_job.CELLS, self.job.model.family
+        is_first, family = question.kind == jobs.CELLS, self.job.model.family
         length = self.num_cells if is_first else answer_length(family, question, size)
-        if self.is_secure:
-            return self._masked_total(question, length)
+        if self.is_secure:  # Each site receives all masked answers with the next question.
+            proofs = np.uint8, (len(self.asked), KEY_BYTES)
+            found = self._answers(question, {"masked": (np.int64, (length + 1, PARTS)), "proofs": proofs})
+            stacked = {name: np.stack([part[name] for part in found.values()]) for name in ("masked", "proofs")}
+            self.answered = jobs.Answered(**stacked)
+            return decode(np.sum(stacked["masked"], 0, np.int64))
         parts = self._sums(question, length)
         # At coefficients that are too large sums of rows are not finite either.
         self.not_finite = [site for site, part in parts.items() if not np.all(np.isfinite(part))]
         self._in_a_row = {site: self._in_a_row.get(site, 0) + 1 for site in self.not_finite}
-        most = 0 if question.kind in (glm_job.CELLS, "first", "columns") else _MOST_NOT_FINITE
+        most = 0 if question.kind in (jobs.CELLS, "first", "columns") else _MOST_NOT_FINITE
         if wrong := [site for site, number in self._in_a_row.items() if number > most]:
             raise SitesLeft(dict.fromkeys(wrong, _NOT_FINITE))
         if question.kind == "sums":
             self.parts = {site: Sums.unpack(part, size) for site, part in parts.items()}
         total: np.ndarray = np.sum([-part if site in self.removed else part for site, part in parts.items()], 0)
-        self.answered = glm_job.Answered(total)
+        self.answered = jobs.Answered(total)
         return total
-
-    def _masked_total(self, question: Question, length: int) -> np.ndarray:
-        """Return the sum of masked answers; each site receives all of them with the next question."""
-        proofs = np.uint8, (len(self.asked), KEY_BYTES)
-        parts = self._answers(question, {"masked": (np.int64, (length + 1, PARTS)), "proofs": proofs})
-        stacked = {name: np.stack([part[name] for part in parts.values()]) for name in ("masked", "proofs")}
-        self.answered = glm_job.Answered(**stacked)
-        return decode(np.sum(stacked["masked"], 0, np.int64))
 
     def event_times(self) -> np.ndarray:
         """Implement `Federation.event_times`."""
@@ -123,7 +108,7 @@ class Sites:
         if wrong:
             raise SitesLeft(dict.fromkeys(wrong, "its times of events are not finite and ascending"))
         times = np.unique(np.concatenate([*parts.values()]))
-        self.answered = glm_job.Answered(times)
+        self.answered = jobs.Answered(times)
         return times
 
     def _sums(self, question: Question, length: int) -> dict[str, np.ndarray]:
@@ -132,7 +117,7 @@ class Sites:
 
     def _answers(self, question: Question, forms: Forms) -> dict[str, dict[str, np.ndarray]]:
         """Return the answer of each site; `forms` has the type and shape of each array, -1 for any length."""
-        content = to_bytes(glm_job.to_arrays(question, self.step, self.answered))
+        content = to_bytes(jobs.to_arrays(question, self.step, self.answered))
         self.step += 1
         read = lambda site, reply: self._read(reply, forms)
         parts, reasons = collect(self.run.channel, SUMS, dict.fromkeys(self.asked, content), read)
@@ -142,22 +127,19 @@ class Sites:
 
     def _read(self, reply: bytes, forms: Forms) -> dict[str, np.ndarray]:
         arrays = stored_arrays(reply, "answer", MOST_BYTES)
-        is_whole = set(arrays) == set(forms)
-        for name, (kind, shape) in forms.items() if is_whole else ():
-            found = arrays.form(name)
-            fits = len(found.shape) == len(shape) and all(n in (m, -1) for m, n in zip(found.shape, shape))
-            is_whole = is_whole and found.dtype == kind and fits
-        if not is_whole:
+        as_asked = lambda found, shape: len(found) == len(shape) and all(n in (m, -1) for m, n in zip(found, shape))
+        fits = lambda form, kind, shape: form.dtype == kind and as_asked(form.shape, shape)
+        if set(arrays) != set(forms) or not all(fits(arrays.form(name), *forms[name]) for name in forms):
             raise InvalidArgument("its answer does not have the required form")
         self.most_bytes = max(self.most_bytes, len(reply))
         return {name: arrays[name] for name in forms}
 
 
 def serve_glm(options: Mapping[str, Any], run: Submission) -> None:
-    """Fit a linear model over sites by the options of `glm_job.GlmJob`, and write its folder."""
+    """Fit a linear model over sites by the options of `jobs.GlmJob`, and write its folder."""
     if run.max_examples is not None:
         raise InvalidArgument("A linear model counts each row once: leave max_examples out.")
-    job = glm_job.make_glm_job(options, run.secure_sums, run.without)
+    job = jobs.make_glm_job(options, run.secure_sums, run.without)
     run.progress.phase("asking the sites for their columns")
     how: dict[str, Any] = {"options": dict(options), "secure_sums": run.secure_sums}
     asked: list[str] | None = None
@@ -166,7 +148,7 @@ def serve_glm(options: Mapping[str, Any], run: Submission) -> None:
         how["options"]["revise"] = {"record": shared, "add": job.revise.add, "remove": job.revise.remove}
     reserved = [*job.columns.reserved, *job.table.drop]
     check = lambda site, summary: check_description(site, summary, reserved, job.table.only)
-    attendance = gather(run.channel, run.expelled, {"step": "describe", **how}, check, TALK, asked)
+    attendance = Attendance.gather(run.channel, run.expelled, {"step": "describe", **how}, check, TALK, asked)
     run.folder.mkdir(parents=True, exist_ok=True)
     if job.revise is not None:
         return _revise(run, job, job.revise, attendance, how)
@@ -185,7 +167,7 @@ def serve_glm(options: Mapping[str, Any], run: Submission) -> None:
         except SitesLeft as error:
             if run.secure_sums and sites.step:
                 raise Error(
-                    f"Without an answer of every site the masks do not cancel ({reasons_of(error.reasons)}): submit "
+                    f"Without an answer of every site the masks do not cancel ({error}): submit "
                     "the run again with the same sites when all answer, since a sum without one site reveals its own."
                 ) from None
             run.leave(error.reasons)
@@ -203,8 +185,8 @@ def _fit(sites: Sites, plan: AgreedColumns) -> tuple[Posterior | Hierarchical, E
     """Return the fit, how rows are encoded, and sentences on the columns."""
     job = sites.job
     sites.num_cells = num_sums(plan)
-    encoding, notes = settle(plan, job.missing, sites.total(Question(glm_job.CELLS, np.zeros((1, 0)))))
-    sites.encode(encoding, glm_job.names_of(job, encoding, plan))
+    encoding, notes = settle(plan, job.missing, sites.total(Question(jobs.CELLS, np.zeros((1, 0)))))
+    sites.encode(encoding, jobs.names_of(job, encoding, plan))
     try:
         return fit_federation(sites, job.model), encoding, notes
     except (Error, ValueError):
@@ -213,7 +195,7 @@ def _fit(sites: Sites, plan: AgreedColumns) -> tuple[Posterior | Hierarchical, E
 
 
 def _revise(
-    run: Submission, job: glm_job.GlmJob, revision: glm_job.Revision, attendance: Attendance, how: Mapping[str, Any]
+    run: Submission, job: jobs.GlmJob, revision: jobs.Revision, attendance: Attendance, how: Mapping[str, Any]
 ) -> None:
     """Add the sums of sites that join an earlier fit, and subtract those of sites that leave; no other computes."""
     record = revision.record
@@ -241,7 +223,7 @@ def _revise(
         change = ask_sums(sites, Question("sums", at))[0]
         sites.check_finite()
     except SitesLeft as error:
-        raise Error(f"A revision needs an answer of each of its sites ({reasons_of(error.reasons)}).") from None
+        raise Error(f"A revision needs an answer of each of its sites ({error}).") from None
     if not np.all(np.isfinite(change.information)):
         raise InvalidArgument(
             "The sums of the sites that join or leave are too large for secure sums: change units by a power of ten."
@@ -261,7 +243,6 @@ def _revise(
 
 
 def _finish(sites: Sites, result: Posterior | Hierarchical, notes: Sequence[str], columns: Mapping[str, Any]) -> None:
-    """Send the result to the sites, and write the folder."""
     run, job, attendance, posterior = sites.run, sites.job, sites.attendance, report.posterior_of(result)
     shared = {part: x for part, x in report.as_json(result).items() if part not in ("sums", "sums_at")}
     sites.talk({site: {"step": "finish", "run": run.name, "result": shared} for site in sites.asked})
@@ -276,22 +257,11 @@ def _finish(sites: Sites, result: Posterior | Hierarchical, notes: Sequence[str]
     for summary in attendance.reported.values():
         summary.pop(keys.OFFER, None)
     attendance.write(run.folder)
-    lines = [
-        report.headline(posterior),
-        *warnings,
-        str(posterior.table(job.level)),
-        *report.standard_deviations(result),
-    ]
-    summary = {
-        "family": job.model.family,
-        "rows": posterior.count,
-        "messages": posterior.messages,
-        "largest_answer_bytes": sites.most_bytes,
-        "parties": clients,
-        TRAFFIC: run.channel.traffic,
-        "warnings": warnings,
-        "lines": lines,
-    }
+    table = [str(posterior.table(job.level)), *report.standard_deviations(result)]
+    lines = [report.headline(posterior), *warnings, *table]
+    summary = {"family": job.model.family, "rows": posterior.count, "messages": posterior.messages}
+    summary |= {"largest_answer_bytes": sites.most_bytes, "parties": clients, TRAFFIC: run.channel.traffic}
+    summary |= {"warnings": warnings, "lines": lines}
     write_whole(run.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     run.progress.announce(lines[0])
 

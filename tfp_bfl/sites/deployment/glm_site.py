@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,19 +31,16 @@ from tfp_bfl.glm.protocol import MOST_QUESTIONS, Answers
 from tfp_bfl.glm.rows import Rows
 from tfp_bfl.glm.sums import decode, encode
 from tfp_bfl.sites.arrays import Arrays, digest_of
-from tfp_bfl.sites.deployment import glm_job, member
+from tfp_bfl.sites.deployment import jobs, member
 from tfp_bfl.sites.deployment.channel import MOST_BYTES, NO_RUN, TALK, withholding
-from tfp_bfl.sites.deployment.job import check_name
+from tfp_bfl.sites.deployment.jobs import check_name
 from tfp_bfl.sites.deployment.party_file import PartyFile, read_file
-from tfp_bfl.sites.masks import KEY_BYTES, Promises, add_masks, context_of, proof_of_answer, table_of
+from tfp_bfl.sites.masks import KEY_BYTES, Promises, add_masks, context_of, proof_of, table_of
 
-# Folder of the results at a site.
-RESULTS = "linear_models"
-# File with how many numbers the site has sent in a run without masks.
-ANSWERED = "answered.json"
+# Folder of the results at a site; file with how many numbers the site has sent in a run without masks.
+RESULTS, ANSWERED = "linear_models", "answered.json"
 # Digest of the last question, and its answer.
 _NOTHING: tuple[str, dict[str, np.ndarray]] = ("", {})
-# Endings of tables.
 _TABLES = (".csv", ".tsv", ".parquet")
 
 
@@ -63,11 +59,9 @@ class _Job(pydantic.BaseModel):
 class GlmSite(member.Member):
     """A site of linear models, which refuses what its file forbids."""
 
-    def __init__(self, folder: str | os.PathLike[str]):
-        super().__init__(folder)
-        self._cells: SiteCells | None = None
-        self._rows: Rows | None = None
-        self._answers: Answers | None = None
+    _cells: SiteCells | None = None
+    _rows: Rows | None = None
+    _answers: Answers | None = None
 
     def reply(self, task: str, content: bytes) -> bytes:
         """Return the answer to a task of the server."""
@@ -79,9 +73,9 @@ class GlmSite(member.Member):
         """Answer a message in JSON: a request to describe the table, a job, an encoding or a result."""
         try:
             message = json.loads(content)
-            act: dict[str, Callable[..., dict[str, Any]]]
-            act = {"describe": self._describe, "begin": self._begin, "encode": self._encode, "finish": self._finish}
-            return json.dumps(act[message.pop("step")](**message)).encode()
+            steps: Any = {"describe": self._describe, "begin": self._begin, "encode": self._encode}
+            steps["finish"] = self._finish
+            return json.dumps(steps[message.pop("step")](**message)).encode()
         except InvalidArgument:
             raise
         except (LookupError, TypeError, ValueError, AttributeError):
@@ -119,7 +113,7 @@ class GlmSite(member.Member):
         self._masks, offers = bytes.fromhex(self._digest), content.offers if self._secure_sums else None
         self._shared = self._keys(self._memory, self._number, content.sites, offers)
         if self._secure_sums:
-            self._signs = glm_job.signs_of(content.offers, self._job.revise)
+            self._signs = jobs.signs_of(content.offers, self._job.revise)
             member.check_members(self._memory, self._signs)
             self._promises = Promises(member.PromiseFiles(self._memory / "promises"))
         with withholding("table"):
@@ -146,12 +140,16 @@ class GlmSite(member.Member):
             raise InvalidArgument("It has encoded its rows in this run: one encoding follows from the sums of columns.")
         with withholding("table"):
             self._rows = self._begun().rows(encoding)
-        model, names = self._job.model, glm_job.names_of(self._job, encoding, self._plan)
+        model, names = self._job.model, jobs.names_of(self._job, encoding, self._plan)
         fit = None if self._job.revise else lambda earlier: fit_federation(earlier, model)
         most = MOST_QUESTIONS + (2 * len(names) + 1) * model.second_order
         of_run = names, self._sites, self._secure_sums, most
         self._answers, self._encoding = Answers(self._rows, model.family, fit, *of_run), encoding
-        self._answers.numbers = self._earlier()
+        path = self._memory / ANSWERED
+        if not self._secure_sums and path.exists():
+            record = json.loads(path.read_text())
+            # Of earlier fits of this run with as few sites. An honest server begins again without a site that left.
+            self._answers.numbers = int(record["numbers"]) if self._sites >= record["sites"] else 0
         # Sites with another encoding have no masks in common.
         self._masks = hashlib.sha256(self._digest.encode() + json.dumps(encoding).encode()).digest()
         return {}
@@ -172,7 +170,7 @@ class GlmSite(member.Member):
         """Return the answer to a question: sums over the rows, masked where the job says so."""
         cells = self._begun()
         size = 0 if self._rows is None else self._rows.design.shape[1]
-        question, step, answered = glm_job.from_arrays(message, self._job, size)
+        question, step, answered = jobs.from_arrays(message, self._job, size)
         digest = digest_of(message)
         if digest == self._last[0]:  # The same message again, whose answer was lost.
             return self._last[1]
@@ -185,35 +183,22 @@ class GlmSite(member.Member):
             numbers = cells.sums()
         else:
             total = self._total(answered) if self._secure_sums and step else answered.total
-            if step == 1 and self._job.revise is None:
-                self._check_encoding(total)
+            if step == 1 and self._job.revise is None:  # Of the sums of columns, of this site among others.
+                own = cells.sums()
+                if len(total) != len(own) or np.any(total[:2] < own[:2]):
+                    raise InvalidArgument("The total of the sums of columns can't hold those of this site.")
+                if settle(self._plan, self._job.missing, total)[0] != self._encoding:
+                    raise InvalidArgument(
+                        "The means and indicators for empty cells do not follow from the sums of columns."
+                    )
             numbers = self._answers.answer(question, total)
-            self._record(self._answers.numbers)
+            if not self._secure_sums:  # With masks a promise allows one question for each step.
+                self._memory.mkdir(parents=True, exist_ok=True)
+                record = {"sites": self._sites, "numbers": self._answers.numbers}
+                write_whole(self._memory / ANSWERED, json.dumps(record))
         found = self._masked(message, numbers, step) if self._secure_sums else {"sums": numbers}
         self._asked, self._last = step + 1, (digest, found)
         return found
-
-    def _check_encoding(self, total: np.ndarray) -> None:
-        """Check that means and indicators follow from the total of the sums of columns, of this site among others."""
-        own = self._begun().sums()
-        if len(total) != len(own) or np.any(total[:2] < own[:2]):
-            raise InvalidArgument("The total of the sums of columns can't hold those of this site.")
-        if settle(self._plan, self._job.missing, total)[0] != self._encoding:
-            raise InvalidArgument("The means and indicators for empty cells do not follow from the sums of columns.")
-
-    def _earlier(self) -> int:
-        """Return how many numbers the site has sent in earlier fits of this run with as few sites, without masks."""
-        path = self._memory / ANSWERED
-        if self._secure_sums or not path.exists():
-            return 0
-        record = json.loads(path.read_text())
-        # An honest server begins again without a site that left.
-        return int(record["numbers"]) if self._sites >= record["sites"] else 0
-
-    def _record(self, numbers: int) -> None:
-        if not self._secure_sums:  # With masks a promise allows one question for each step.
-            self._memory.mkdir(parents=True, exist_ok=True)
-            write_whole(self._memory / ANSWERED, json.dumps({"sites": self._sites, "numbers": numbers}))
 
     def _masked(self, message: Arrays, numbers: np.ndarray, step: int) -> dict[str, np.ndarray]:
         if not self._is_bound:  # Once a masked answer leaves the site.
@@ -226,10 +211,10 @@ class GlmSite(member.Member):
         self._promises.answer(step, digest, None, hashlib.sha256(encoded.tobytes()).digest())
         self._context = context_of(self._run, self._masks, digest)
         add_masks([encoded], self._shared, self._context, self._number)
-        proofs = {other: proof_of_answer(key, self._context, encoded) for other, key in self._shared.items()}
+        proofs = {other: proof_of(key, self._context, encoded) for other, key in self._shared.items()}
         return {"masked": encoded, "proofs": table_of(proofs, len(self._signs))}
 
-    def _total(self, answered: glm_job.Answered) -> np.ndarray:
+    def _total(self, answered: jobs.Answered) -> np.ndarray:
         """Compute the total of the last question from the masked answers, each of which its site has proved."""
         masked, proofs, own = answered.masked, answered.proofs, self._last[1]["masked"]
         shape = len(self._signs), *own.shape
@@ -237,7 +222,7 @@ class GlmSite(member.Member):
         if not is_whole or not np.array_equal(masked[self._number], own):
             raise InvalidArgument("The masked answers of the last question are not those of all sites of the run.")
         for other, key in self._shared.items():
-            expected = proof_of_answer(key, self._context, masked[other])
+            expected = proof_of(key, self._context, masked[other])
             if not hmac.compare_digest(expected, proofs[other, self._number].tobytes()):
                 raise InvalidArgument(f"The masked answer of {sorted(self._signs)[other]} is not the one that it sent.")
         return decode(np.sum(masked, 0, np.int64))
@@ -247,15 +232,15 @@ class GlmSite(member.Member):
             raise InvalidArgument(NO_RUN)
         return self._cells
 
-    def _allowed(self, file: PartyFile, options: object, secure_sums: bool) -> glm_job.GlmJob:
-        self._check_allowed(file, secure_sums, algorithm=glm_job.GLM)
-        if (file.models or file.rules) and glm_job.GLM not in file.algorithms:
-            raise InvalidArgument(f"Its file limits models or rules, but its algorithms do not name {glm_job.GLM}.")
+    def _allowed(self, file: PartyFile, options: object, secure_sums: bool) -> jobs.GlmJob:
+        self._check_allowed(file, secure_sums, algorithm=jobs.GLM)
+        if (file.models or file.rules) and jobs.GLM not in file.algorithms:
+            raise InvalidArgument(f"Its file limits models or rules, but its algorithms do not name {jobs.GLM}.")
         if file.max_example_epsilon is not None:
             raise InvalidArgument(
                 "Its file allows only runs with differential privacy, which linear models do not have."
             )
-        job = glm_job.make_glm_job(options, secure_sums)
+        job = jobs.make_glm_job(options, secure_sums)
         if job.model.family == "cox" and not job.model.stratified and not file.allow_single_posteriors:
             raise InvalidArgument(
                 "Its file allows only sums, and one baseline hazard requires times of events: submit with --stratified."

@@ -10,7 +10,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.faces import Later
 
+_PRIMITIVES = "cryptography.hazmat.primitives"
+x509, hashes = Later("cryptography.x509"), Later(f"{_PRIMITIVES}.hashes")
+serialization, hkdf = Later(f"{_PRIMITIVES}.serialization"), Later(f"{_PRIMITIVES}.kdf.hkdf")
+x25519, padding = Later(f"{_PRIMITIVES}.asymmetric.x25519"), Later(f"{_PRIMITIVES}.asymmetric.padding")
 # Key of the offer in the description of a site.
 OFFER = "offer"
 _CERTIFICATE, _KEY, _AUTHORITY = "client.crt", "client.key", "rootCA.pem"
@@ -22,9 +27,7 @@ def offer(startup: pathlib.Path, secret: bytes) -> dict[str, str] | None:
     """Return a site's public key, certificate and signature for the other sites, as text; None without certificate."""
     if not (startup / _CERTIFICATE).exists():
         return None
-    from cryptography.hazmat.primitives import serialization
-
-    key: Any = serialization.load_pem_private_key((startup / _KEY).read_bytes(), None)
+    key = serialization.load_pem_private_key((startup / _KEY).read_bytes(), None)
     public = _private_key(secret).public_key().public_bytes_raw()
     certificate = (startup / _CERTIFICATE).read_text(encoding="ascii")
     signature = key.sign(_SIGNED + public, *_padding())
@@ -67,11 +70,6 @@ def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, 
     Each must be signed by its site, with a certificate of the authority, and have a public key of its own; `name` must
     be the name in the site's certificate.
     """
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
-    from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
     authority = x509.load_pem_x509_certificate((startup / _AUTHORITY).read_bytes())
     own_public = _text(_private_key(secret).public_key().public_bytes_raw())
     mine = x509.load_pem_x509_certificate((startup / _CERTIFICATE).read_bytes())
@@ -88,17 +86,16 @@ def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, 
             certificate.verify_directly_issued_by(authority)
             public = base64.b64decode(offer["public"], validate=True)
             signature = base64.b64decode(offer["signature"], validate=True)
-            verifier: Any = certificate.public_key()
-            verifier.verify(signature, _SIGNED + public, *_padding())
+            certificate.public_key().verify(signature, _SIGNED + public, *_padding())
             # The certificates of the server and the administrator have the organisation of no site.
             names = (x509.NameOID.COMMON_NAME, x509.NameOID.ORGANIZATION_NAME)
             if any(_named(certificate, kind) != other for kind in names):
                 raise ValueError("the certificate belongs to another site, or to no site")
-            shared = _private_key(secret).exchange(X25519PublicKey.from_public_bytes(public))
+            shared = _private_key(secret).exchange(x25519.X25519PublicKey.from_public_bytes(public))
         except Exception:  # Parsers of untrusted bytes raise many types.
             raise InvalidArgument(not_signed(other)) from None
         between = " ".join(sorted((name, other))).encode()
-        keys[other] = HKDF(SHA256(), 32, salt=None, info=b"tfp_bfl masks between " + between).derive(shared)
+        keys[other] = hkdf.HKDF(hashes.SHA256(), 32, salt=None, info=b"tfp_bfl masks between " + between).derive(shared)
     if _alike(offers):  # Each is signed: a copy without a signature is the fault of one site.
         raise InvalidArgument(_ALIKE)
     return keys
@@ -110,16 +107,11 @@ def _named(certificate: Any, kind: Any) -> str:
 
 
 def _private_key(secret: bytes) -> Any:
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
-    return X25519PrivateKey.from_private_bytes(hmac.new(secret, b"masks", hashlib.sha256).digest())
+    return x25519.X25519PrivateKey.from_private_bytes(hmac.new(secret, b"masks", hashlib.sha256).digest())
 
 
 def _padding() -> tuple[Any, Any]:
-    from cryptography.hazmat.primitives.asymmetric import padding
-    from cryptography.hazmat.primitives.hashes import SHA256
-
-    return padding.PSS(padding.MGF1(SHA256()), padding.PSS.MAX_LENGTH), SHA256()
+    return padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.MAX_LENGTH), hashes.SHA256()
 
 
 def _text(content: bytes) -> str:

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any
 
 import yaml
 
@@ -179,39 +178,29 @@ def check_admin(kit: str | pathlib.Path) -> None:
         raise InvalidArgument(f"{path_name(kit)} is not the folder of the administrator: give admin of deploy init.")
 
 
-def start_command(kit: str | pathlib.Path) -> list[str]:
-    """Write the resources of the server or a site for the present path of its folder; return the command to run it."""
+def start(kit: str | pathlib.Path) -> None:
+    """Run the server or the site in this process until it is ended, unless the server is of another federation.
+
+    FLARE's resources are written for the present path of the folder.
+    """
     role, kit = role_of(kit), pathlib.Path(kit).resolve()
     if role["role"] == ADMIN:
         raise InvalidArgument("An administrator starts no process: tfp-bfl deploy run submits runs.")
     local = kit / "local"
-    resources = json.loads((local / "resources.json.default").read_text(encoding="utf-8"))
-    (local / "resources.json").write_text(json.dumps(_resources(resources, role["role"], kit), indent=1), "utf-8")
+    # One class that jobs may name, storage in the kit, and no streaming of logs.
+    text = (local / "resources.json.default").read_text(encoding="utf-8").replace("/tmp/nvflare/", f"{kit}/store/")
+    resources = {**json.loads(text), "allow_log_streaming": False}
+    resources["class_allow_list"] = [CLASSES + ("Server" if role["role"] == SERVER else "Site")]
+    without = ("site_log_streamer", "log_receiver")
+    resources["components"] = [part for part in resources["components"] if part["id"] not in without]
+    (local / "resources.json").write_text(json.dumps(resources, indent=1), "utf-8")
     (kit / "transfer").mkdir(exist_ok=True)
     kind, uid = ("server", []) if role["role"] == SERVER else ("client", [f"uid={role['name']}"])
     options = ["secure_train=true", *uid, f"org={'federation' if kind == 'server' else role['name']}"]
     module = f"nvflare.private.fed.app.{kind}.{kind}_train"
-    return [
-        *(sys.executable, "-u", "-m", module, "-m", str(kit), "-s", f"fed_{kind}.json"),
-        *("--set", *options, "config_folder=config"),
-    ]
-
-
-def _resources(resources: dict[str, Any], role: str, kit: pathlib.Path) -> dict[str, Any]:
-    """Return FLARE's resources with one class that jobs may name, storage in the kit, and without log streaming."""
-    resources["class_allow_list"] = [CLASSES + ("Server" if role == SERVER else "Site")]
-    resources["allow_log_streaming"] = False
-    without = ("site_log_streamer", "log_receiver")
-    resources["components"] = [part for part in resources["components"] if part["id"] not in without]
-    moved: dict[str, Any] = json.loads(json.dumps(resources).replace("/tmp/nvflare/", f"{kit}/store/"))
-    return moved
-
-
-def start(kit: str | pathlib.Path) -> None:
-    """Run the server or the site in this process until it is ended, unless the server is of another federation."""
-    command = start_command(kit)
+    command = [sys.executable, "-u", "-m", module, "-m", str(kit), "-s", f"fed_{kind}.json"]
     check_installed()
-    settings = pathlib.Path(kit) / "startup" / "fed_client.json"
+    settings = kit / "startup" / "fed_client.json"
     if settings.exists():
         (server,) = json.loads(settings.read_text(encoding="utf-8"))["servers"]
         host, _, port = server["service"]["target"].rpartition(":")
@@ -220,7 +209,7 @@ def start(kit: str | pathlib.Path) -> None:
     os.environ.setdefault("MALLOC_ARENA_MAX", "4")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.chdir(kit)
-    os.execv(command[0], command)
+    os.execv(command[0], [*command, "--set", *options, "config_folder=config"])
 
 
 def trust_failure(startup: pathlib.Path, host: str, port: int) -> str:

@@ -2,7 +2,8 @@
 
 A server that repeats honest fits reads the difference of two sums: the row by which two sets of rows differ. The rows
 of linear models are therefore recorded, as bits, in the folder of the run. A run with masks has one job for its name,
-one set of sites, and promises. What the site's file forbids raises `InvalidArgument`.
+one set of sites, and promises. A ledger has the privacy budget that was spent. What the site's file forbids raises
+`InvalidArgument`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import read_arrays, write_arrays
+from tfp_bfl.privacy import Steps
+from tfp_bfl.sites.arrays import digest_of
 from tfp_bfl.sites.deployment import keys
-from tfp_bfl.sites.deployment.job import check_name
+from tfp_bfl.sites.deployment.jobs import check_name
 from tfp_bfl.sites.deployment.party_file import PartyFile, secret_of
 
 # Folder of what a site keeps of its runs, each in a folder of its name; of a run's sets of rows.
@@ -48,12 +51,9 @@ def parsed(form: type[Message], content: object) -> Message:
 
 
 class Member:
-    """A site, which refuses what its file forbids; its `folder` is `local` of its kit.
+    """A site, which refuses what its file forbids; its `folder` is `local` of its kit."""
 
-    Attributes:
-      seen: a sentence on what the server sees of this site's answers.
-    """
-
+    # A sentence on the answers of this site.
     seen = "The server sees nothing."
 
     def __init__(self, folder: str | os.PathLike[str]):
@@ -65,7 +65,7 @@ class Member:
     def _with_offer(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """Return a description with the site's key offer for masks, if it has a certificate."""
         offer = keys.offer(self._startup, secret_of(self._folder))
-        return dict(summary) if offer is None else {**summary, keys.OFFER: offer}
+        return {**summary, **({keys.OFFER: offer} if offer else {})}
 
     @staticmethod
     def _check_allowed(file: PartyFile, is_secure: bool, **chosen: str) -> None:
@@ -131,10 +131,8 @@ def digest_of_job(job: Mapping[str, Any]) -> str:
 class RowSet:
     """The rows of a linear model at a site, beside those of its earlier runs.
 
-    Args:
-      folder: of the site; `run` is the name of the run, and `job` the digest of its job.
-      columns: names of the columns of the model.
-      rows: whether each row of the table is in the model [n].
+    `folder` is that of the site, `run` the name of the run, `job` the digest of its job, `columns` are the names of the
+    columns of the model, and `rows` [n] whether each row of the table is in it.
     """
 
     def __init__(self, folder: pathlib.Path, run: str, job: str, columns: list[str], rows: np.ndarray):
@@ -143,14 +141,20 @@ class RowSet:
 
     def check(self, least: int) -> None:
         """Check that the rows are those of each earlier run with a column in common, or differ by `least` at least."""
-        for name, columns, earlier in self._earlier():
+        for path in sorted(self._memory.glob(f"*/{ROWS}/*.npz")):
+            if path == self._path:
+                continue
+            found = read_arrays(path, "rows of a run", _MOST_BYTES)
+            earlier = np.unpackbits(found["rows"], count=int(found["number"])).astype(bool)
+            columns = {*found["columns"].tobytes().decode().split("\n")}
             width = max(len(earlier), len(self._rows))
             one, other = (np.pad(x, (0, width - len(x))) for x in (earlier, self._rows))
-            if {*columns} & {*self._columns} and 0 < np.count_nonzero(one != other) < least:
+            if columns & {*self._columns} and 0 < np.count_nonzero(one != other) < least:
                 raise InvalidArgument(
-                    f"Its rows in this run differ from those in the run {name} by fewer than {least}, the least that "
-                    "min_rows of its file allows: the difference of two sums would reveal these rows. Submit with the "
-                    "columns and the outcome of that run, or with --missing indicate if cells of columns are empty."
+                    f"Its rows in this run differ from those in the run {path.parts[-3]} by fewer than {least}, the "
+                    "least that min_rows of its file allows: the difference of two sums would reveal these rows. "
+                    "Submit with the columns and the outcome of that run, or with --missing indicate if cells of "
+                    "columns are empty."
                 )
 
     def record(self) -> None:
@@ -160,13 +164,6 @@ class RowSet:
             columns = np.frombuffer("\n".join(self._columns).encode(), np.uint8)
             arrays = {"rows": np.packbits(self._rows), "number": np.array(len(self._rows)), "columns": columns}
             write_arrays(self._path, arrays)
-
-    def _earlier(self) -> Iterator[tuple[str, list[str], np.ndarray]]:
-        for path in sorted(self._memory.glob(f"*/{ROWS}/*.npz")):
-            if path != self._path:
-                found = read_arrays(path, "rows of a run", _MOST_BYTES)
-                rows = np.unpackbits(found["rows"], count=int(found["number"])).astype(bool)
-                yield path.parts[-3], found["columns"].tobytes().decode().split("\n"), rows
 
 
 def bind(folder: pathlib.Path, digest: str) -> contextlib.ExitStack:
@@ -260,3 +257,76 @@ class VersionFiles(PromiseFiles):
 
     def _write(self, path: pathlib.Path, kept: dict[str, Any]) -> None:
         write_arrays(path, kept)
+
+
+class Ledger:
+    """Ledger of privacy costs: charges rounds before they are answered, in a file for each run.
+
+    A run is charged for all its rounds when it begins, and only once, even after interruptions. Its name identifies one
+    job, and each round one message: a second answer would reveal more than was charged. A lock on the folder
+    serialises the processes that read and charge.
+
+    `folder` has the files; `run`, `job` and `rounds` are the name of the run, the digest of its job and the number of
+    its rounds; `steps` are the noisy steps of one round; `limit` bounds epsilon over all runs, at `delta`.
+    """
+
+    def __init__(self, folder: pathlib.Path, run: str, job: str, steps: Steps, rounds: int, limit: float, delta: float):
+        self._folder, self._run, self._job = folder, run, job
+        self._steps = steps._replace(number=steps.number * rounds)
+        self._rounds = rounds
+        with self._locked():
+            others = {path.stem: self._read(path) for path in sorted(self._folder.glob("*.json"))}
+            recorded = others.pop(self._run, None)
+            known = recorded and (Steps(*recorded["told"]), recorded["rounds"], recorded.get("job"))
+            if known and known != (self._steps, self._rounds, self._job):
+                raise InvalidArgument(f"It has taken part in another run of the name {self._run}: give another name.")
+            spent = [Steps(*entry["told"]) for entry in others.values()]
+            before = bfl.privacy.composed_epsilon(spent, delta) or 0.0
+            after = bfl.privacy.composed_epsilon([*spent, self._steps], delta)
+            if after is None or after > limit:
+                reached = "without a bound" if after is None else f"{after:.3g}"
+                raise InvalidArgument(
+                    f"Its file allows epsilon {limit:g} for an example over all runs, which would be {reached} with "
+                    f"this one, after {before:.3g}: ask for more noise, fewer rounds, or a smaller batch."
+                )
+            self._write(recorded["messages"] if recorded else {})
+
+    def charge(self, message: Mapping[str, np.ndarray]) -> None:
+        """Record the message of a round of the run before its answer; the round has no other message."""
+        number, digest = str(int(np.asarray(message["round"]))), digest_of(message)
+        with self._locked():
+            # Another process may have answered a round of this run since.
+            messages: dict[str, str] = self._read(self._path)["messages"]
+            if messages.setdefault(number, digest) != digest:
+                raise InvalidArgument(
+                    f"It has answered another message of round {int(number) + 1}: a second answer would reveal more of "
+                    "its examples than was agreed to."
+                )
+            self._write(messages)
+
+    @property
+    def _path(self) -> pathlib.Path:
+        return self._folder / f"{self._run}.json"
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with open(self._folder / ".lock", "a", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _write(self, messages: Mapping[str, str]) -> None:
+        entry = {"job": self._job, "told": list(self._steps), "rounds": self._rounds, "messages": messages}
+        write_whole(self._path, json.dumps(entry))
+
+    @staticmethod
+    def _read(path: pathlib.Path) -> dict[str, Any]:
+        try:
+            entry = json.loads(path.read_text(encoding="utf-8"))
+            noise, rate, number = entry["told"]
+            is_valid = noise >= 0 and 0 < rate <= 1 and number >= 0 and all(map(str.isdigit, entry["messages"]))
+            if is_valid and isinstance(entry["rounds"], int):
+                return dict(entry)
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        raise InvalidArgument(f"{path.name} of its ledger can't be read: the epsilon that it has spent is unknown.")

@@ -1,4 +1,4 @@
-"""The server of a federation of sites: attendance, rounds, scores from sums, and the folder of the run."""
+"""The server of a federation of sites: attendance, rounds, scores from sums, and the folder and report of the run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import functools
 import json
 import logging
 import pathlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,27 +18,23 @@ from tfp_bfl.app.one_run import build, records
 from tfp_bfl.app.one_run.run_folder import owned, recorder
 from tfp_bfl.app.options import resolve
 from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.app.options.refusals import OF_ONE_PLACE, OF_TABLES
 from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.evaluation.sums import add_sums, from_sums, is_of_numbers, reliability_of, risk_coverage_of
 from tfp_bfl.files import write_whole
-from tfp_bfl.files.arrays import stored_arrays, to_bytes
+from tfp_bfl.files.arrays import stored_arrays, to_bytes, write_arrays
+from tfp_bfl.files.tables import to_csv
+from tfp_bfl.plots.figures import reliability_bars, risk_coverage
+from tfp_bfl.plots.page import Section, picture, table
+from tfp_bfl.plots.sections import RELIABILITY
+from tfp_bfl.plots.tables import DASH, faulty_rounds
 from tfp_bfl.sites.arrays import NO_ANSWER
-from tfp_bfl.sites.comparison import unseen
 from tfp_bfl.sites.deployment import channel
-from tfp_bfl.sites.deployment.attendance import (
-    PARTIES,
-    Attendance,
-    SitesLeft,
-    Submission,
-    gather,
-    resumed,
-    without_misfits,
-)
-from tfp_bfl.sites.deployment.glm_job import GLM
+from tfp_bfl.sites.deployment.attendance import PARTIES, Attendance, SitesLeft, Submission, without_misfits
 from tfp_bfl.sites.deployment.glm_server import serve_glm
-from tfp_bfl.sites.deployment.job import check_name, from_json, make_job, table_options, to_json
-from tfp_bfl.sites.deployment.outcome import write_results
-from tfp_bfl.sites.schema import TABLE, notes, parse_options
+from tfp_bfl.sites.deployment.jobs import GLM, check_name, from_json, make_job, table_options, to_json
+from tfp_bfl.sites.schema import TABLE, notes, parse_options, unseen
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +44,13 @@ _PATIENCE, _LONGEST_REST = 2, 16
 
 # File with the encoding of the sites' tables, and their classes.
 SCHEMA = "schema.json"
+# File with the sums of the last scores (`evaluation.score_sums`): over all sites, and of each site under its name.
+SCORES = "scores.npz"
+_OF_CLASSES = {"accuracy": ("accuracy", ".3f"), "test_nll": ("NLL", ".3f"), "ece": ("ECE", ".3f")}
+_OF_NUMBERS = {"rmse": ("RMSE", ".4g"), "test_nll": ("NLL", ".3f"), "coverage": ("coverage of 90 % intervals", ".3f")}
+_OF_BOTH = {"epistemic": ("epistemic variance", ".2g")}
+Sums = Mapping[str, np.ndarray]
+Traffic = Mapping[str, Mapping[str, Any]]
 
 
 def serve(options: Mapping[str, Any], run: Submission) -> pathlib.Path:
@@ -85,7 +89,7 @@ def _serve(options: Mapping[str, Any], run: Submission, expelled: Mapping[str, s
     tables = table_options(options)
     of_tables = {name: list(x) if isinstance(x, tuple) else x for name, x in tables._asdict().items() if x}
     request = {"table": tables._asdict(), "secure_sums": run.secure_sums}
-    attendance = resumed(folder, expelled) or gather(run.channel, expelled, request)
+    attendance = Attendance.resumed(folder, expelled) or Attendance.gather(run.channel, expelled, request)
     attendance.check(quorum)
     schema = _agreed(run, attendance, tables)
     attendance.pool_rare(schema)
@@ -118,23 +122,15 @@ def _serve(options: Mapping[str, Any], run: Submission, expelled: Mapping[str, s
         carrier = Carrier(run, attendance, jobs)
         scores = _Scores(carrier, {site: reported[site].get("num_test", 0) for site in names}, schema)
         with recorder(folder, config, progress, None) as on_round:
+            # A site answers each round with masks only once: no round can be repeated.
+            every = 1 if run.secure_sums else config.checkpoint_every
             result = bfl.sites.simulate_parties(
-                process,
-                parties,
-                carrier,
-                config.rounds,
-                quorum,
-                bfl.sites.SealedEngine if run.secure_sums else bfl.sites.PartyEngine,
-                cohort_size=config.cohort_size,
+                *(process, parties, carrier, config.rounds, quorum),
+                make_engine=bfl.sites.SealedEngine if run.secure_sums else bfl.sites.PartyEngine,
+                cohorts=bfl.federated.Cohorts(config.cohort_size, max_retries=config.max_retries),
                 seed=config.seed,
-                checkpoint_dir=folder / "checkpoints",
-                evaluate=scores.of,
-                evaluate_every=config.evaluate_every,
-                on_round=on_round,
-                # A site answers each round with masks only once: no round can be repeated.
-                checkpoint_every=1 if run.secure_sums else config.checkpoint_every,
-                keep_checkpoints=config.keep_checkpoints,
-                max_retries=config.max_retries,
+                checkpoints=bfl.federated.Checkpointing(folder / "checkpoints", every, config.keep_checkpoints),
+                monitor=bfl.federated.Monitor(scores.of, config.evaluate_every, on_round=on_round),
             )
         attendance.write(folder)
         of_clients = bfl.evaluation.scores_of_sums(scores.last)
@@ -143,8 +139,10 @@ def _serve(options: Mapping[str, Any], run: Submission, expelled: Mapping[str, s
             progress.phase(line)
         warnings = [*attendance.absences(), *doubts, *scores.absences(), *suspects]
         result = result._replace(warnings=[*warnings, *result.warnings])
-        stated = resolve.stated(config, weights, process.settings)
-        write_results(folder, stated, of_tables, parties, result, scores.last, privacy, run.channel.traffic)
+        stated = resolve.stated(config, weights, process.settings).items()
+        recorded = {option: x for option, x in stated if option not in (*OF_ONE_PLACE, *OF_TABLES)}
+        recorded |= {name: to_csv([x]).rstrip("\n") if isinstance(x, list) else x for name, x in of_tables.items()}
+        write_results(run, recorded, parties, result, scores.last, privacy)
 
 
 def largest_weight(config: RunConfig, sizes: np.ndarray) -> float:
@@ -200,16 +198,27 @@ class Carrier:
             self._rest[site] -= 1
             yield self._names.index(site), f"it has not answered in {self._misses[site]} rounds and was not asked"
         asked = [site for site in invited if site not in resting]
-        if again := self._again.intersection(asked):
-            self._begin_again(again)
+        jobs = {site: self._jobs[site] for site in sorted(self._again.intersection(asked))}
+        if jobs:
+            begun, refused = channel.collect(self.run.channel, channel.BEGIN, jobs, lambda site, reply: "it takes part")
+            refused = {site: why for site, why in refused.items() if why != NO_ANSWER}
+            for site, outcome in {**begun, **refused}.items():
+                self._again.discard(site)
+                logger.warning("%s got the job again: %s", site, outcome)
+            self._attendance.refused.update(refused)
         silent = set(asked)
         for site, reply in self.run.channel.ask(channel.ROUND, dict.fromkeys(asked, to_bytes(message))):
             silent.discard(site)
+            answer: Any = reply
             if not isinstance(reply, channel.Refusal):
                 self._attendance.refused.pop(site, None)
+                try:
+                    answer = stored_arrays(reply, "answer", channel.MOST_BYTES)
+                except InvalidArgument as error:
+                    answer = str(error)
             elif reply == channel.NO_RUN:
                 self._again.add(site)
-            yield self._names.index(site), _arrays(reply)
+            yield self._names.index(site), answer
         for site in sorted(silent - self.silent):
             self.run.progress.note(f"{site} did not answer in time: rounds continue without it until it answers again")
         for site in sorted(self.silent.intersection(asked) - silent):
@@ -219,15 +228,6 @@ class Carrier:
             beyond = self._misses[site] - _PATIENCE
             self._rest[site] = min(_PATIENCE * 2**beyond, _LONGEST_REST) if beyond >= 0 else 0
         self.silent = silent | self.silent.difference(asked)
-
-    def _begin_again(self, sites: Collection[str]) -> None:
-        jobs = {site: self._jobs[site] for site in sorted(sites)}
-        begun, refused = channel.collect(self.run.channel, channel.BEGIN, jobs, lambda site, reply: "it takes part")
-        refused = {site: why for site, why in refused.items() if why != NO_ANSWER}
-        for site, outcome in {**begun, **refused}.items():
-            self._again.discard(site)
-            logger.warning("%s got the job again: %s", site, outcome)
-        self._attendance.refused.update(refused)
 
 
 class _Scores:
@@ -270,7 +270,7 @@ class _Scores:
         self._without = without
         if not self.last:
             return {}
-        scores = bfl.evaluation.from_sums(bfl.evaluation.add_sums(list(self.last.values())))
+        scores = from_sums(add_sums(list(self.last.values())))
         return {**scores, "num_scored": len(self.last)}
 
 
@@ -278,10 +278,93 @@ def _and(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _arrays(reply: channel.Reply) -> Any:
-    if isinstance(reply, channel.Refusal):
-        return str(reply)
-    try:
-        return stored_arrays(reply, "answer", channel.MOST_BYTES)
-    except InvalidArgument as error:
-        return str(error)
+def write_results(
+    run: Submission,
+    options: dict[str, Any],
+    parties: bfl.data.Parties,
+    result: bfl.federated.SimulationResult,
+    scores: Mapping[str, Any],
+    privacy: Mapping[str, float],
+) -> None:
+    """Write the files of a complete run, summary.json last.
+
+    `result` has all warnings for the summary; `scores` are the sums of each site for the last model; `privacy` has
+    epsilon and delta if the run has noise.
+    """
+    folder, traffic, schema, last = run.folder, run.channel.traffic, parties.source, result.rounds[-1]
+    metrics = {name: x for name, x in last.items() if isinstance(x, (int, float)) and not isinstance(x, bool)}
+    metrics |= {name: sum(row[name] for row in result.rounds) for name in ("seconds", "train_seconds")}
+    metrics |= privacy
+    of_clients = bfl.evaluation.scores_of_sums(scores)
+    data = {"dataset": schema.name, "num_examples": int(parties.sizes.sum()), "parties": list(parties.names)}
+    data |= {"columns": [list(column) for column in schema.columns]} if schema.columns else {}
+    data |= {"encoding": [feature._asdict() for feature in schema.encoding]} if schema.encoding else {}
+    data |= {"target": list(schema.target)} if schema.target else {}
+    info = bfl.export.Info(list(schema.class_names) or None, options, metrics, data)
+    shutil.rmtree(folder / "saved_model", ignore_errors=True)  # Of a server that died before the summary.
+    bfl.export.save(result.model, folder / "saved_model", info)
+    variance = metrics.get("aleatoric", 0) + metrics.get("epistemic", 0)
+    shown = {name: x for name, x in {**metrics, "clients": of_clients}.items() if name != "round"}
+    page = bfl.plots.RunResults(
+        name=folder.name,
+        config=options,
+        summary=shown | ({"epistemic_share": metrics["epistemic"] / variance} if variance else {}),
+        rounds=result.rounds,
+        probabilities=None,
+        labels=np.zeros(0, np.int32),
+        uncertainties={},
+        class_names=schema.class_names,
+        warnings=result.warnings,
+        sections=list(sections({site: scores.get(site) for site in parties.names}, result.rounds, traffic)),
+        client_names=parties.names,
+        statement=bfl.export.statement(options),
+    )
+    title = f"{folder.name}: {options['model']}, {options['algorithm']}"
+    bfl.plots.write_report(folder / "report.html", [page], title=title)
+    if scores:
+        of_each = {f"{site}/{name}": x for site, sums in scores.items() for name, x in sums.items()}
+        write_arrays(folder / SCORES, {**add_sums(list(scores.values())), **of_each})
+    summary = {
+        **metrics,
+        "method": resolve.method(options),
+        "parties": {site: from_sums(sums) for site, sums in scores.items()},
+        "clients": of_clients,
+        channel.TRAFFIC: traffic,
+        "warnings": result.warnings,
+    }
+    write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+
+def sections(
+    of_sites: Mapping[str, Sums | None], rounds: Sequence[Mapping[str, Any]], traffic: Traffic
+) -> Iterator[Section]:
+    """Yield the sections of a report on the sites, together and each, without an example.
+
+    `of_sites` has the sums of each site (`evaluation.score_sums`), or None, and `rounds` what was recorded of each.
+    """
+    reported = [sums for sums in of_sites.values() if sums is not None]
+    numbers = any(map(is_of_numbers, reported))
+    if reported and not numbers:
+        total = add_sums(reported)
+        how = (
+            "From sums over the sites' test data: the error rate on the examples of lowest uncertainty. The lower on "
+            "the left, the better the entropy detects errors."
+        )
+        yield Section("Error rate and coverage", how, pictures=[picture(risk_coverage(risk_coverage_of(total)))])
+        yield Section("Reliability diagram", RELIABILITY, pictures=[picture(reliability_bars(reliability_of(total)))])
+    columns, rows, faulty = {**(_OF_NUMBERS if numbers else _OF_CLASSES), **_OF_BOTH}, [], faulty_rounds(rounds)
+    for number, (name, sums) in enumerate(of_sites.items()):
+        scores = from_sums(sums) if sums is not None else {}
+        cells = [f"{sums['count']:.0f}" if sums is not None else DASH]
+        cells += [f"{scores[key]:{form}}" if key in scores else DASH for key, (_, form) in columns.items()]
+        rows.append((name, [*cells, str(faulty.get(str(number), 0))]))
+    head = ["site", "test examples", *(heading for heading, _ in columns.values()), "faulty rounds"]
+    tables = [table("Sites", head, rows)]
+    if traffic:
+        head = ["site", "answers", "kB to the site", "kB from the site", "computation (s)"]
+        forms = {"answers": "{}", "sent_bytes": "{:,.0f}", "received_bytes": "{:,.0f}", "seconds": "{:.1f}"}
+        scale = lambda key, x: x / 1e3 if key.endswith("bytes") else x
+        of_site = lambda own: [form.format(scale(key, own[key])) for key, form in forms.items()]
+        tables.append(table("Messages", head, [(name, of_site(own)) for name, own in traffic.items()]))
+    how = "Each site on its own test data. A dash: the site shares no scores."
+    yield Section("Sites", how, tables=tables)

@@ -6,9 +6,8 @@ What its file forbids, and messages of another form, raise `InvalidArgument`; da
 from __future__ import annotations
 
 import json
-import math
 import os
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pydantic
@@ -23,13 +22,11 @@ from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.sites.arrays import Arrays
 from tfp_bfl.sites.bounds import SentWeights
-from tfp_bfl.sites.comparison import rare_classes
 from tfp_bfl.sites.deployment import member
 from tfp_bfl.sites.deployment.channel import BEGIN, DESCRIBE, MOST_BYTES, NO_RUN, ROUND, SCORE, Withheld, withholding
-from tfp_bfl.sites.deployment.job import from_json, make_job, table_options
-from tfp_bfl.sites.deployment.ledger import Ledger
+from tfp_bfl.sites.deployment.jobs import from_json, make_job, table_options
 from tfp_bfl.sites.deployment.party_file import FILE, read_file, secret_of
-from tfp_bfl.sites.schema import TABLE, parse_options
+from tfp_bfl.sites.schema import TABLE, parse_options, rare_classes
 
 # Folder of the encodings of the runs.
 ENCODINGS = "encodings"
@@ -51,7 +48,7 @@ class _Job(pydantic.BaseModel):
     run: str
     version: str
     content: Any = pydantic.Field(alias="schema")
-    secure_sums: Any = None
+    secure_sums: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
     offers: dict[str, Any] = {}
     max_examples: int | None = None
 
@@ -68,7 +65,7 @@ class Site(member.Member):
         self._read: tuple[TableOptions | None, bfl.data.PartData | None] = None, None
         self._party: bfl.sites.Party | None = None
         self._why_not = NO_RUN
-        self._ledger: Ledger | None = None
+        self._ledger: member.Ledger | None = None
 
     def reply(self, task: str, content: bytes) -> bytes:
         """Return the answer to a task of the server."""
@@ -140,8 +137,11 @@ class Site(member.Member):
         shared = self._keys(memory, job.number, job.parties, None if sums is None else job.offers)
         steps = SentWeights(self._process, member.VersionFiles(memory / "weights", back), job.parties)
         # After the checks, which cost nothing, and before the name is bound to the job.
-        ledger = self._ledger = self._begin_ledger(config, run, digest, data.train.num_examples)
-        charge = None if ledger is None else ledger.charge
+        if (limit := self._file.max_example_epsilon) is not None:
+            noise = config.example_noise, data.train.num_examples, config.batch_size, config.local_epochs
+            of_run = run, digest, bfl.privacy.example_steps(*noise), config.rounds
+            self._ledger = member.Ledger(self._folder / "ledger", *of_run, limit, self._file.delta)
+        charge = None if self._ledger is None else self._ledger.charge
         own = self._process, self._source, job.number, secret_of(self._folder), run
         arguments = *own, member.VersionFiles(memory, back), charge, job.max_examples
         fields: dict[str, Any] = {"rounds": config.rounds, "job": bytes.fromhex(digest), "steps": steps}
@@ -165,11 +165,8 @@ class Site(member.Member):
         loaded = bfl.sites.from_arrays(weights, bfl.weights.predictive_spec(model, weights))
         model = bfl.weights.predictive_model(model, loaded)
         config, data = self._config, (model, self._held.features, self._held.labels)
-        drawn: dict[str, Any] = {
-            "num_samples": config.num_samples,
-            "seed": config.seed,
-            "precision": config.evaluation_precision,
-        }
+        drawn: dict[str, Any] = {"num_samples": config.num_samples, "seed": config.seed}
+        drawn["precision"] = config.evaluation_precision
         if (target := self._held.target) is not None:
             loaded = bfl.evaluation.evaluate_regression(*data, **drawn, scale=target.scale, shift=target.mean)
             truth = target.mean + target.scale * np.asarray(self._held.labels, np.float64)
@@ -180,12 +177,6 @@ class Site(member.Member):
         if self._party is None:
             raise InvalidArgument(self._why_not)
         return self._party
-
-    def _begin_ledger(self, config: RunConfig, run: str, job: str, examples: int) -> Ledger | None:
-        if (limit := self._file.max_example_epsilon) is None:
-            return None
-        steps = bfl.privacy.example_steps(config.example_noise, examples, config.batch_size, config.local_epochs)
-        return Ledger(self._folder / "ledger", run, job, steps, config.rounds, limit, self._file.delta)
 
     def _check_rule(self, sums: object) -> str:
         name = str(self._process.description["rule"])
@@ -211,10 +202,6 @@ class Site(member.Member):
             raise InvalidArgument(
                 "Its file allows only runs with differential privacy of examples: submit with --example-clip-norm and "
                 "--example-noise."
-            )
-        if sums is not None and not (isinstance(sums, (int, float)) and 0 < sums < math.inf):
-            raise InvalidArgument(
-                f"The largest weight of secure sums is {shown(sums)}, but must be a number above zero."
             )
         if config.rounds > self._file.max_rounds:
             raise InvalidArgument(f"Its file allows at most {self._file.max_rounds} rounds, not {config.rounds}.")

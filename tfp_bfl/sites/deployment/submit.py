@@ -20,15 +20,13 @@ from tfp_bfl.errors import Error, InvalidArgument, lookup
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import begun
 from tfp_bfl.sites.deployment.channel import FAILURE, PROGRESS, SHORTEST_WAIT
-from tfp_bfl.sites.deployment.glm_job import GLM, make_glm_job
-from tfp_bfl.sites.deployment.job import check_name, make_job
+from tfp_bfl.sites.deployment.jobs import GLM, check_name, make_glm_job, make_job
 from tfp_bfl.sites.deployment.kits import CLASSES, check_admin, check_installed, trust_failure
 
 Kit = str | pathlib.Path
 Progress = Callable[[str], None]
-# A number of sites for the check of the options; only the server knows the real one.
 _MANY = 10_000
-_POLL, _MISSED, _STARTS = 1.0, 5, 6.0
+_POLL, _MISSED, _STARTS, _RESTARTS = 1.0, 5, 6.0, 3
 _FINISHED, _ABORTED, _LOST = "FINISHED", "FINISHED:ABORTED", "LOST"
 # Seconds until a server that does not answer is given up, by what only looks at runs.
 _TIMEOUT = 20.0
@@ -44,28 +42,22 @@ def write_job(
     config = folder / name / "app" / "config"
     config.mkdir(parents=True)
     server = {"name": name, "options": dict(options), "quorum": quorum, "deadline": deadline, **how}
-    files = {
-        config.parent.parent / "meta.json": {
-            "name": name,
-            "resource_spec": {},
-            "min_clients": quorum,
-            "deploy_map": {"app": ["@ALL"]},
-        },
-        config / "config_fed_server.json": {
-            "format_version": 2,
+    shared = {"format_version": 2, "components": []}
+    files: dict[str, dict[str, object]] = {
+        "../../meta.json": {"resource_spec": {}, "min_clients": quorum, "deploy_map": {"app": ["@ALL"]}, "name": name},
+        "config_fed_server.json": {
+            **shared,
             "server": {"task_request_interval": SHORTEST_WAIT},
             "workflows": [{"id": "federation", "path": f"{CLASSES}Server", "args": server}],
-            "components": [],
         },
-        config / "config_fed_client.json": {
-            "format_version": 2,
+        "config_fed_client.json": {
+            **shared,
             "default_task_fetch_interval": SHORTEST_WAIT,
             "executors": [{"tasks": ["*"], "executor": {"path": f"{CLASSES}Site", "args": {}}}],
-            "components": [],
         },
     }
-    for path, content in files.items():
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    for file, content in files.items():
+        (config / file).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return folder / name
 
 
@@ -79,25 +71,21 @@ def submit(
     deadline: float,
     progress: Progress,
     timeout: float = 120.0,
-    restarts: int = 3,
     **how: Any,
 ) -> pathlib.Path:
     """Submit a run, report its progress, and download its folder.
 
     The folder has config.yaml, metrics.jsonl, summary.json, report.html and saved_model/. A run with the same name is
     resumed. If a process of the server or of a site dies, FLARE ends the job, and this function submits the run again,
-    up to `restarts` times. An interruption of this function does not stop the run. Options that are not valid, and an
+    up to three times. An interruption of this function does not stop the run. Options that are not valid, and an
     output folder that exists, are refused before anything is submitted.
 
     Args:
-      kit: the administrator's folder.
+      kit, output: the administrator's folder, and a new one, which is returned.
       name, options: of the run (`server.serve`).
-      output: a new folder, which is returned.
       quorum: smallest number of sites in a round.
-      deadline: time limit for the answer of a site, in seconds.
+      deadline, timeout: time limits for the answer of a site and for a connection to the server, in seconds.
       progress: called with each line of progress.
-      timeout: time limit for a connection to the server, in seconds.
-      restarts: largest number of restarts after the end of a process.
       **how: `secure_sums`, `max_examples` and `without` of `attendance.Submission`.
     """
     check_admin(kit)
@@ -105,47 +93,36 @@ def submit(
     if GLM in options:
         make_glm_job(options[GLM], how.get("secure_sums", False), how.get("without", ()))
     else:
-        make_job(options, _number(options))
+        # Only the server knows the number of sites: here it is that of a list by client, or any large one.
+        commas = max(str(options.get(option) or "").count(",") for option in ("participation", "compressor"))
+        make_job(options, commas + 1 if commas else _MANY)
     output = pathlib.Path(output)
     if output.exists():
         raise InvalidArgument(f"{path_name(output)} exists already: give --output a new folder.")
-    check_installed()
-    server = ServerSession(kit, timeout, progress)
-    try:
-        with tempfile.TemporaryDirectory() as draft:
-            sites: set[str] = set()
-            for attempt in range(restarts + 1):
-                folder = pathlib.Path(draft) / f"job {attempt}"
-                job = write_job(folder, name, options, quorum, deadline, again=attempt > 0, **how)
-                sites |= server.wait_for(sites, deadline)
-                number = server.call("submit_job", str(job))
-                progress(f"run {name} is submitted")
-                status = follow_job(server, number, progress)
-                if status == _LOST:
-                    progress("the server has lost the job; the run resumes from its last checkpoint")
-                    continue
-                there = server.call("download_job_result", number, str(pathlib.Path(draft) / f"{attempt}"))
-                failure, done = (next(pathlib.Path(there).rglob(file), None) for file in (FAILURE, "summary.json"))
-                if failure:
-                    raise Error(failure.read_text(encoding="utf-8"))
-                if done:  # Written last: the run is complete, even if FLARE reports a site that left at the end.
-                    with begun(output):
-                        shutil.copytree(done.parent, output)
-                    return output
-                if status == _ABORTED:
-                    raise Error(f"The run {name} was stopped: submit it again to resume it from its last checkpoint.")
-                progress("a process died; the run resumes from its last checkpoint")
-            raise Error(
-                f"The run {name} ended as {status}: see the server's log, and submit the run again to resume it."
-            )
-    finally:
-        server.close()
-
-
-def _number(options: Mapping[str, Any]) -> int:
-    """Return the number of sites with which options are checked: that of a list by client, or any large one."""
-    commas = max(str(options.get(name) or "").count(",") for name in ("participation", "compressor"))
-    return commas + 1 if commas else _MANY
+    with _connected(kit, progress, timeout) as server, tempfile.TemporaryDirectory() as draft:
+        sites: set[str] = set()
+        for attempt in range(_RESTARTS + 1):
+            folder = pathlib.Path(draft) / f"job {attempt}"
+            job = write_job(folder, name, options, quorum, deadline, again=attempt > 0, **how)
+            sites |= server.wait_for(sites, deadline)
+            number = server.call("submit_job", str(job))
+            progress(f"run {name} is submitted")
+            status = follow_job(server, number, progress)
+            if status == _LOST:
+                progress("the server has lost the job; the run resumes from its last checkpoint")
+                continue
+            there = server.call("download_job_result", number, str(pathlib.Path(draft) / f"{attempt}"))
+            failure, done = (next(pathlib.Path(there).rglob(file), None) for file in (FAILURE, "summary.json"))
+            if failure:
+                raise Error(failure.read_text(encoding="utf-8"))
+            if done:  # Written last: the run is complete, even if FLARE reports a site that left at the end.
+                with begun(output):
+                    shutil.copytree(done.parent, output)
+                return output
+            if status == _ABORTED:
+                raise Error(f"The run {name} was stopped: submit it again to resume it from its last checkpoint.")
+            progress("a process died; the run resumes from its last checkpoint")
+        raise Error(f"The run {name} ended as {status}: see the server's log, and submit the run again to resume it.")
 
 
 class ServerSession:
@@ -154,8 +131,9 @@ class ServerSession:
     def __init__(self, kit: Kit, timeout: float, progress: Progress):
         self._kit, self._timeout, self._progress = pathlib.Path(kit).resolve(), timeout, progress
         self._session: Any = None
-        at = self._admin()
-        if why := trust_failure(self._kit / "startup", at["host"], int(at["port"])):
+        admin = json.loads((self._kit / "startup" / "fed_admin.json").read_text(encoding="utf-8"))["admin"]
+        self._user, self._at = admin["username"], (admin["host"], int(admin["port"]))
+        if why := trust_failure(self._kit / "startup", *self._at):
             raise Error(why)
         self._connect()
 
@@ -200,20 +178,15 @@ class ServerSession:
         with contextlib.suppress(Exception):
             self._session.close()
 
-    def _admin(self) -> dict[str, Any]:
-        content = json.loads((self._kit / "startup" / "fed_admin.json").read_text(encoding="utf-8"))
-        return dict(content["admin"])
-
     def _connect(self) -> None:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-        admin = self._admin()
-        at, waits, end = (admin["host"], int(admin["port"])), False, time.monotonic() + self._timeout
+        at, waits, end = self._at, False, time.monotonic() + self._timeout
         while True:
             try:
                 with socket.create_connection(at, timeout=10):
                     pass  # Checked first: FLARE logs each failed attempt at length.
-                self._session = new_secure_session(admin["username"], str(self._kit), timeout=10)
+                self._session = new_secure_session(self._user, str(self._kit), timeout=10)
                 return
             except Exception as error:
                 if time.monotonic() > end:
@@ -289,10 +262,10 @@ def stop_run(kit: Kit, name: str, progress: Progress) -> None:
 
 
 @contextlib.contextmanager
-def _connected(kit: Kit, progress: Progress) -> Iterator[ServerSession]:
+def _connected(kit: Kit, progress: Progress, timeout: float = _TIMEOUT) -> Iterator[ServerSession]:
     check_admin(kit)
     check_installed()
-    server = ServerSession(kit, _TIMEOUT, progress)
+    server = ServerSession(kit, timeout, progress)
     try:
         yield server
     finally:

@@ -1,9 +1,19 @@
-"""The server of clients of any framework: a round over named NumPy arrays. Bad ones raise `InvalidArgument`."""
+"""The server of clients of any framework: a round over named NumPy arrays, and its state in a folder.
+
+Arrays that are bad raise `InvalidArgument`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
-from collections.abc import Callable, Iterable, Mapping
+import hashlib
+import logging
+import os
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -19,16 +29,19 @@ from tfp_bfl.errors import Error, InvalidArgument, check_count, check_number, lo
 from tfp_bfl.federated.description import settings_of
 from tfp_bfl.federated.faults import FAULTS, LIMITS, Limits, spoilt
 from tfp_bfl.federated.local import as_arrays
-from tfp_bfl.federated.round import Contribution, make_round
+from tfp_bfl.federated.round import Contribution, Round, make_round, types_of
 from tfp_bfl.files import Path
+from tfp_bfl.files.arrays import read_arrays, write_arrays
 from tfp_bfl.posterior import MeanField
-from tfp_bfl.sites.arrays import Arrays, from_arrays
-from tfp_bfl.sites.comparison import outstanding
-from tfp_bfl.sites.interop.store import Store
+from tfp_bfl.sites.arrays import Arrays, digest_of, from_arrays, to_arrays
+from tfp_bfl.sites.schema import outstanding
 from tfp_bfl.weights import ClientResult, ModelWeights, Population, TrainingMetrics
 
+logger = logging.getLogger(__name__)
 WEIGHTINGS = ("equal", "train_size")
 _MOST_EXAMPLES = 2**31 - 1
+# Files of a folder: the newest, and one before it in case that it is damaged.
+_KEPT = 2
 # What a round reports of training, of which this server knows nothing.
 _OF_TRAINING = ("nll", "kl", "tempered_elbo", "num_faulty", "clients")
 
@@ -94,14 +107,6 @@ def _floats(name: str, value: object) -> np.ndarray:
         raise InvalidArgument(f"{name} is of type {array.dtype}, but must be of floats.")
     with np.errstate(over="ignore"):
         return array.astype(np.float32)
-
-
-def whole_number(value: object) -> int:
-    """Check a number of examples, 0 to 2^31 - 1, and return it as an int."""
-    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
-    if not (is_whole and 0 <= value <= _MOST_EXAMPLES):  # type: ignore[operator]
-        raise InvalidArgument(f"num_examples is {shown(value)}, but must be a whole number of examples.")
-    return int(value)  # type: ignore[call-overload, no-any-return]
 
 
 class Server:
@@ -199,7 +204,7 @@ class Server:
         self._suspects = whole.name, self._step.name, max_magnitude
         words = settings_of(rule=whole, step=self._step, limits=limits)
         settings = whole.name, self._step.name, words, weighting, robust, known, seed, self._max_examples
-        self._store = None if folder is None else Store(folder, self._round, state, settings)
+        self._store = None if folder is None else _Store(folder, self._round, state, settings)
         self._state: ServerState = (self._store and self._store.newest()) or state
 
     @property
@@ -238,7 +243,19 @@ class Server:
         """
         given = _by_client(answers)
         clients, state = list(given), tf.nest.map_structure(tf.convert_to_tensor, self.state)
-        total, faulty = self._summed(state, given)
+        total, faulty = None, dict[str, str]()
+        for number, (name, answer) in enumerate(given.items()):
+            try:
+                weights, size = self._names.weights(answer.arrays), answer.num_examples
+                is_whole = isinstance(size, (int, np.integer)) and not isinstance(size, (bool, np.bool_))
+                if not (is_whole and 0 <= size <= _MOST_EXAMPLES):
+                    raise InvalidArgument(f"num_examples is {shown(size)}, but must be a whole number of examples.")
+            except InvalidArgument as error:
+                faulty[name] = str(error)
+                continue
+            size = min(int(size), self._max_examples or _MOST_EXAMPLES)
+            one = self._take(state, tf.nest.map_structure(tf.constant, weights), tf.constant(size), tf.constant(number))
+            total = one if total is None else self._add(total, one)
         if total is None:
             self._refuse(faulty)
         after, metrics = self._conclude(state, total)
@@ -258,7 +275,10 @@ class Server:
         self._state = after
         numbers = {name: x.item() for name, x in metrics.items() if name not in _OF_TRAINING}
         counted = {**numbers, "num_clients": len(change), "faulty": faulty, "change": change}
-        return {"round": self.round, **counted, "warnings": self._warnings({name: given[name] for name in change})}
+        by_size = self._by_size and self._max_examples is None
+        large = outstanding({name: int(given[name].num_examples) for name in change}) if by_size else {}
+        warnings = [f"{sentence} Nobody can verify this number; max_examples bounds it." for sentence in large.values()]
+        return {"round": self.round, **counted, "warnings": warnings}
 
     def next_or_warn(self, answers: Iterable[Answer], warn: Callable[[str], object]) -> dict[str, Any] | None:
         """Run `next`, and warn of clients that are left out; None for a round that left the server as it is."""
@@ -270,28 +290,6 @@ class Server:
         for client, reason in metrics["faulty"].items():
             warn(f"The answer of client {client} is left out: {reason}")
         return metrics
-
-    def _warnings(self, pooled: dict[str, Answer]) -> list[str]:
-        """Return a sentence on each client that outweighs the others by the size that it states."""
-        if not self._by_size or self._max_examples is not None:
-            return []
-        large = outstanding({name: whole_number(answer.num_examples) for name, answer in pooled.items()})
-        return [f"{sentence} Nobody can verify this number; max_examples bounds it." for sentence in large.values()]
-
-    def _summed(self, state: ServerState, given: dict[str, Answer]) -> tuple[Contribution | None, dict[str, str]]:
-        """Return the sum of the contributions of answers in the right form, and the reasons of the others."""
-        total: Contribution | None = None
-        faulty: dict[str, str] = {}
-        for number, (name, answer) in enumerate(given.items()):
-            try:
-                weights, size = self._names.weights(answer.arrays), whole_number(answer.num_examples)
-            except InvalidArgument as error:
-                faulty[name] = str(error)
-                continue
-            size = size if self._max_examples is None else min(size, self._max_examples)
-            one = self._take(state, tf.nest.map_structure(tf.constant, weights), tf.constant(size), tf.constant(number))
-            total = one if total is None else self._add(total, one)
-        return total, faulty
 
     def _taken(self, state: ServerState, weights: ModelWeights, size: tf.Tensor, number: tf.Tensor) -> Contribution:
         nothing = TrainingMetrics(tf.constant(0.0), tf.constant(0.0), tf.constant(0.0), tf.constant(0))
@@ -318,3 +316,67 @@ def _by_client(answers: Iterable[Answer]) -> dict[str, Answer]:
 
 def _elsewhere() -> NoReturn:
     raise InvalidArgument("The clients of an interop.Server work in programs of their own.")
+
+
+class _Store:
+    """Files `round_N.npz` in a folder, each the state after round N.
+
+    Two servers of one folder must have the `first` state, arrays, and the `settings` in common.
+    """
+
+    def __init__(self, folder: Path, round: Round, first: ServerState, settings: Sequence[Any]):
+        self._folder, self._spec = pathlib.Path(folder), types_of(round.initialize)
+        words = digest_of(to_arrays(first)), *map(repr, settings)
+        self._digest = np.frombuffer(hashlib.sha256("\n".join(words).encode()).digest(), np.uint8)
+        self._seen = self._mark()
+
+    def write(self, state: ServerState) -> None:
+        """Write the state after a round; the file is there whole or not at all."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        folder = os.open(self._folder, os.O_RDONLY)
+        with contextlib.ExitStack() as lock:
+            lock.callback(os.close, folder)
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            if self._mark() != self._seen:
+                raise Error(
+                    f"Another server has written a round to {self._folder} since this one read it: end one of the two, "
+                    "and start the other anew to resume from that round. The state is unchanged."
+                )
+            arrays = {**to_arrays(state), "settings": self._digest}
+            write_arrays(self._folder / f"round_{int(state.round)}.npz", arrays)
+            for path in self._files()[_KEPT:]:
+                path.unlink(missing_ok=True)
+            self._seen = self._mark()
+
+    def _mark(self) -> tuple[str, int, int] | None:
+        """Return what identifies the newest file: each write makes a new one."""
+        for path in self._files()[:1]:
+            stat = path.stat()
+            return path.name, stat.st_ino, stat.st_mtime_ns
+        return None
+
+    def newest(self) -> ServerState | None:
+        """Return the newest state that can be read; None where there is no file."""
+        damage = None
+        for path in self._files():
+            try:
+                arrays = read_arrays(path, "state", path.stat().st_size)
+                if np.array_equal(arrays.pop("settings"), self._digest):
+                    state: ServerState = from_arrays(arrays, self._spec)
+                    return state
+            except (InvalidArgument, KeyError) as error:
+                damage = damage or error
+                logger.warning("%s is left out: %s", path, error)
+                continue
+            raise InvalidArgument(
+                f"{self._folder} holds rounds of a server with other first arrays, rule or options: give another one."
+            )
+        if damage is not None:
+            raise InvalidArgument(f"No file of {self._folder} can be read: {damage}") from damage
+        return None
+
+    def _files(self) -> list[pathlib.Path]:
+        """Return the files, the newest first."""
+        numbered = ((re.fullmatch(r"round_(\d+)\.npz", path.name), path) for path in self._folder.glob("round_*.npz"))
+        found = [(int(match[1]), path) for match, path in numbered if match]
+        return [path for _, path in sorted(found, reverse=True)]

@@ -1,19 +1,27 @@
-"""Jobs that fit a linear model over sites: options, and the form of questions and answers.
+"""Jobs that a server sends to its sites, as JSON without code: of networks with the schema of the data, and of linear
+models with the form of questions and answers.
 
 What is not valid raises `InvalidArgument`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pydantic
 
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.options import own_model
+from tfp_bfl.app.options.config import RunConfig, make_config, names_in
+from tfp_bfl.app.options.refusals import OF_ONE_PLACE, OF_TABLES
 from tfp_bfl.data.agreement import TableOptions
+from tfp_bfl.data.encoding import parse_features
 from tfp_bfl.data.names import as_names
-from tfp_bfl.errors import InvalidArgument, check_number, lookup
+from tfp_bfl.errors import InvalidArgument, check_number, lookup, shown
 from tfp_bfl.glm.agreement import MISSING, AgreedColumns, Encoding
 from tfp_bfl.glm.command import DEFAULTS
 from tfp_bfl.glm.federation import TIMES, Question
@@ -25,23 +33,83 @@ from tfp_bfl.sites.arrays import Arrays
 from tfp_bfl.sites.masks import KEY_BYTES
 from tfp_bfl.sites.schema import parse_options
 
-# Key of the options of such a job; the name by which party.yaml allows it among the algorithms.
+_RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+# Algorithm -> what its server needs.
+_NEEDS_DATA = {
+    "fed_be": "requires unlabelled examples",
+    "fsgld": "fits a Gaussian to the data of each client before the first round",
+}
+# Key of the options of a linear model; the name by which party.yaml allows it among the algorithms.
 GLM = "glm"
 # Kind of the question for sums of `encoding.SiteCells`, beside those of `glm.federation`.
 CELLS = "cells"
 # Options of a fit that jobs have.
 _OF_FIT = tuple(x for x in Model._fields if x not in ("dispersion", "between_stddev", "restricted"))
-# Points of one question.
-_MOST_POINTS = 100
+_MOST_POINTS = 100  # Of one question.
+
+
+def check_name(name: str) -> str:
+    """Check the name of a run, which also names folders, and return it."""
+    if not _RUN_NAME.fullmatch(name):
+        raise InvalidArgument(f"The run's name is {shown(name)}, but must be letters, digits, and - _ . between them.")
+    return name
+
+
+def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
+    """Return the configuration of a run over `number` sites, without options of one place and without code."""
+    for name in (name for name in options if name in OF_ONE_PLACE):
+        raise InvalidArgument(
+            f"{name} is of runs with all data in one place, but each site has its own and answers for itself: leave it "
+            "out."
+        )
+    for name in own_model.OPTIONS:
+        if own_model.names_code(options.get(name)):
+            raise InvalidArgument(
+                f"{name} is {shown(options[name])}, but sites run no code from messages: use one of this library."
+            )
+    table_options(options)
+    rest = {name: x for name, x in options.items() if name not in OF_TABLES}
+    config = make_config(None, {**rest, "clients": number, "partition": "iid"})
+    if reason := _NEEDS_DATA.get(config.algorithm):
+        raise InvalidArgument(f"{config.algorithm} {reason}, and the server of sites has none: use another algorithm.")
+    if options.get("potential_curvature") is not None:
+        raise InvalidArgument(
+            "potential_curvature compares the step size with the clients' data, and sites do not send data: leave it "
+            "out, and compare with chains.step_size.largest_step_size."
+        )
+    return config
+
+
+def table_options(options: Mapping[str, Any]) -> TableOptions:
+    """Return how all sites of a run read their tables; in its options columns may be text separated by commas."""
+    given = {name: options[name] for name in OF_TABLES if options.get(name) is not None}
+    listed = {name: names_in(x) if isinstance(x, str) and name != "date_unit" else x for name, x in given.items()}
+    return parse_options(listed)
+
+
+def to_json(schema: bfl.data.Schema) -> dict[str, Any]:
+    """Return a schema as JSON."""
+    content = dataclasses.asdict(schema)
+    content |= {"columns": [list(c) for c in schema.columns], "target": schema.target and list(schema.target)}
+    return {**content, "encoding": [feature._asdict() for feature in schema.encoding]}
+
+
+def from_json(content: Any) -> bfl.data.Schema:
+    """Return the schema that `to_json` wrote; the sender need not be trusted."""
+    try:
+        columns = tuple(bfl.data.Column(str(n), float(m), float(s)) for n, m, s in content["columns"])
+        target = content["target"] and bfl.data.Column(*content["target"])
+        shape, names = tuple(map(int, content["element_shape"])), tuple(map(str, content["class_names"]))
+        encoding = parse_features(content.get("encoding", []))
+        if encoding and [c.name for c in columns] != [name for feature in encoding for name in feature.columns]:
+            raise ValueError(encoding)
+        return bfl.data.Schema(str(content["name"]), shape, bool(content["is_image"]), names, columns, target, encoding)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise InvalidArgument("The schema from the server does not have the required form.") from None
 
 
 class Revision(pydantic.BaseModel):
-    """Sites that join an earlier fit, and leave it.
-
-    Attributes:
-      record: content of posterior.json of that fit.
-      add, remove: names of the sites.
-    """
+    """Names of sites that join an earlier fit, and leave it, by the content of its posterior.json."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
@@ -52,8 +120,7 @@ class Revision(pydantic.BaseModel):
     @property
     def clients(self) -> list[str]:
         """The names of the sites of the revised fit."""
-        earlier = list(map(str, self.record.get("clients", [])))
-        return sorted({*earlier, *self.add} - {*self.remove})
+        return sorted({*map(str, self.record.get("clients", [])), *self.add} - {*self.remove})
 
 
 class GlmJob(pydantic.BaseModel):
@@ -122,11 +189,10 @@ def _check_revision(job: GlmJob, revision: Revision, secure_sums: bool) -> None:
         )
     if not asked or len(set(asked)) < len(asked):
         raise InvalidArgument("A revision requires sites to add or to remove, each once.")
-    there = [site for site in revision.add if site in clients]
-    absent = [site for site in revision.remove if site not in clients]
-    if there or absent:
-        which, state = (there, "is in the fit already") if there else (absent, "is not in the fit")
-        raise InvalidArgument(f"{which[0]} {state}, whose sites are {', '.join(map(str, clients))}.")
+    wrong = [f"{site} is in the fit already" for site in revision.add if site in clients]
+    wrong += [f"{site} is not in the fit" for site in revision.remove if site not in clients]
+    if wrong:
+        raise InvalidArgument(f"{wrong[0]}, whose sites are {', '.join(map(str, clients))}.")
     if secure_sums and len(asked) < 2:
         raise InvalidArgument(
             "With --secure-sums at least two sites must join or leave at once: the sum of one site is its own."
@@ -158,7 +224,7 @@ class Answered(NamedTuple):
     Fields:
       total: sum of the answers [n]; with masks, each site computes it from the other fields.
       masked: answers with masks [K, n + 1, 3], in the order of the sites' numbers.
-      proofs: of each masked answer for each site (`masks.proof_of_answer`) [K, K, 32].
+      proofs: of each masked answer for each site (`masks.proof_of`) [K, K, 32].
     """
 
     total: np.ndarray = np.zeros(0)
@@ -168,10 +234,9 @@ class Answered(NamedTuple):
 
 def to_arrays(question: Question, step: int, answered: Answered) -> dict[str, np.ndarray]:
     """Return a question as named arrays, with its number in the run and the answers to the last one."""
-    kind = np.frombuffer(question.kind.encode(), np.uint8)
-    numbers = {"columns": np.array(question.columns, np.int64), "nodes": np.array(question.nodes, np.int64)}
-    points = {name: np.asarray(getattr(question, name), np.float64) for name in ("points", "centre", "times")}
-    return {"kind": kind, "step": np.array(step, np.int64), **numbers, **points, **answered._asdict()}
+    parts = {**question._asdict(), **answered._asdict(), "step": step}
+    parts["kind"] = np.frombuffer(question.kind.encode(), np.uint8)
+    return {name: np.asarray(parts[name], dtype) for name, (dtype, _) in _RANKS.items()}
 
 
 _RANKS: Mapping[str, tuple[type, int]] = {
@@ -204,8 +269,11 @@ def from_arrays(arrays: Arrays, job: GlmJob, size: int) -> tuple[Question, int, 
         if dtype is np.float64 and name != "total" and not np.all(np.isfinite(parts[name])):
             raise wrong
     kind, columns, points = bytes(parts["kind"]).decode("ascii", "replace"), parts["columns"], parts["points"]
-    allowed = _kinds(job) if size else {CELLS}
-    width = size
+    allowed, width = {CELLS}, size
+    if size and job.model.family == "cox":
+        allowed = {"columns", "stratum", "trend"} if job.model.stratified else {"columns", "risk", TIMES}
+    elif size:
+        allowed = {"first", "sums"} | ({"effects", "restricted"} if job.model.random else set())
     if kind in ("effects", "restricted"):
         width += len(columns) * (len(columns) + 1) // 2 + (job.model.family == "gaussian")
     fits = (
@@ -222,10 +290,3 @@ def from_arrays(arrays: Arrays, job: GlmJob, size: int) -> tuple[Question, int, 
         raise wrong
     asked = Question(kind, points, tuple(columns.tolist()), int(parts["nodes"]), parts["centre"], parts["times"])
     return asked, int(parts["step"]), Answered(*(parts[name] for name in Answered._fields))
-
-
-def _kinds(job: GlmJob) -> set[str]:
-    """Return the kinds of questions that a job needs."""
-    if job.model.family == "cox":
-        return {"columns", "stratum", "trend"} if job.model.stratified else {"columns", "risk", TIMES}
-    return {"first", "sums"} | ({"effects", "restricted"} if job.model.random else set())
