@@ -5,11 +5,6 @@ from tests.kit import refuses
 from tfp_bfl import data
 
 
-@pytest.mark.parametrize("size", [None, 10])
-def test_full_cohort(size):
-    np.testing.assert_array_equal(data.cohort(10, size, 3, seed=0), np.arange(10))
-
-
 def test_cohort_is_sorted_distinct_and_a_function_of_seed_and_round():
     draws = [data.cohort(100, 10, r, seed=5) for r in range(20)]
     for draw in draws:
@@ -17,6 +12,8 @@ def test_cohort_is_sorted_distinct_and_a_function_of_seed_and_round():
     assert len({tuple(d) for d in draws}) == 20
     np.testing.assert_array_equal(draws[7], data.cohort(100, 10, 7, seed=5))
     assert tuple(draws[7]) != tuple(data.cohort(100, 10, 7, seed=6))
+    for size in (None, 10):
+        np.testing.assert_array_equal(data.cohort(10, size, 3, seed=0), np.arange(10))
 
 
 @pytest.mark.statistical
@@ -42,17 +39,13 @@ def test_bad_input(arguments, message):
 
 
 def appearances(popularity, seed=0):
-    return np.bincount(
-        np.concatenate([data.cohort(20, 3, r, seed, popularity=popularity) for r in range(400)]), minlength=20
-    )
+    drawn = [data.cohort(20, 3, r, seed, popularity=popularity) for r in range(400)]
+    return np.bincount(np.concatenate(drawn), minlength=20)
 
 
 def test_popular_clients_are_drawn_more_often_in_all_rounds():
     assert appearances(0.1).std() > 3 * appearances(1e6).std()
     assert np.corrcoef(appearances(0.3), appearances(0.3, seed=1))[0, 1] < 0.9
-
-
-def test_popularity_draws_distinct_clients_again():
     draws = [data.cohort(50, 10, 4, 7, popularity=0.05) for _ in range(2)]
     assert (np.diff(draws[0]) > 0).all() and len(draws[0]) == 10
     np.testing.assert_array_equal(*draws)

@@ -78,32 +78,12 @@ def by_counting(scores_in, scores_out):
 
 
 def test_by_hand():
+    """AUPR's base is the share of what is out."""
     # Of the six pairs out wins five; from the top the ranks are out, in, out, in, in.
-    scores = out_of_distribution([0.1, 0.2, 0.6], [0.9, 0.4])
-    assert scores.auroc == pytest.approx(5 / 6)
-    assert scores.aupr == pytest.approx(1 / 2 * 1 + 1 / 2 * 2 / 3)
-
-
-def test_perfect_and_worst_order():
+    assert out_of_distribution([0.1, 0.2, 0.6], [0.9, 0.4])[:2] == pytest.approx((5 / 6, 1 / 2 * 1 + 1 / 2 * 2 / 3))
     assert out_of_distribution([0.0, 0.1, 0.2], [0.3, 0.4]) == (1.0, 1.0, 0.0)
-    worst = out_of_distribution([0.3, 0.4, 0.5], [0.1, 0.2])
-    assert worst.auroc == 0.0 and worst.aupr == pytest.approx(1 / 2 * 1 / 4 + 1 / 2 * 2 / 5)
-
-
-def test_out_is_the_positive_class():
-    """The exchange of the two turns AUROC round; AUPR's base is the share of what is out."""
-    a, b = [0.2, 0.5, 0.5, 0.7], [0.1, 0.5, 0.9]
-    assert out_of_distribution(a, b).auroc == pytest.approx(1 - out_of_distribution(b, a).auroc)
+    assert out_of_distribution([0.3, 0.4, 0.5], [0.1, 0.2])[:2] == pytest.approx((0, 1 / 2 * 1 / 4 + 1 / 2 * 2 / 5))
     assert out_of_distribution(np.zeros(30), np.zeros(10)) == (0.5, 0.25, 1.0)
-    assert out_of_distribution(np.zeros(10), np.zeros(30)) == (0.5, 0.75, 1.0)
-
-
-def test_a_score_of_two_normals():
-    """AUROC of N(1, 1) against N(0, 1) is Phi(1 / sqrt(2)); the quantiles stand for draws, so that it is not random."""
-
-    u = (np.arange(2000) + 0.5) / 2000
-    scores = out_of_distribution(stats.norm.ppf(u), stats.norm.ppf(u, loc=1))
-    assert scores.auroc == pytest.approx(stats.norm.cdf(0.5**0.5), abs=1e-4)
 
 
 few = st.lists(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 3.0]), min_size=1, max_size=12)

@@ -30,6 +30,8 @@ def test_by_hand():
     assert float(negative_log_likelihood(P, Y)) == pytest.approx(-np.log(0.7 * 0.3 * 0.5) / 3)
     # 0.09 + 0.04 + 0.01, 0.01 + 0.49 + 0.36 and 0.04 + 0.25 + 0.09.
     assert float(brier_score(P, Y)) == pytest.approx((0.14 + 0.86 + 0.38) / 3)
+    assert [float(brier_score(np.eye(3), y)) for y in ([0, 1, 2], [1, 2, 0])] == [0.0, 2.0]  # Both bounds.
+    assert float(accuracy(np.full((2, 4), 0.25), [0, 3])) == 0.5  # Of equal probabilities the first class.
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -47,16 +49,6 @@ def test_against_sklearn_and_keras(seed):
 @pytest.mark.parametrize(("dtype", "cost"), [(np.float32, 87.3365), (np.float64, 708.3964)])
 def test_a_label_of_probability_zero_costs_a_finite_amount(dtype, cost):
     assert float(negative_log_likelihood(np.array([[1.0, 0.0]], dtype), [1])) == pytest.approx(cost, rel=1e-6)
-
-
-def test_brier_reaches_both_bounds():
-    eye = np.eye(3)
-    assert float(brier_score(eye, [0, 1, 2])) == 0.0
-    assert float(brier_score(eye, [1, 2, 0])) == 2.0
-
-
-def test_equal_probabilities_predict_the_first_class():
-    assert float(accuracy(np.full((2, 4), 0.25), [0, 3])) == 0.5
 
 
 @hypothesis.settings(max_examples=20, deadline=None)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import refuses
 from tfp_bfl import evaluation, models
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.weights import assign_weights, get_weights
 
 RNG = np.random.default_rng(0)
@@ -44,29 +44,22 @@ def test_seed_decides_the_samples(kind):
     np.testing.assert_array_equal(predict(kind, seed=3), predict(kind, seed=3))
     assert np.abs(predict(kind, seed=3) - predict(kind, seed=4)).max() > 0.01
     assert spread_over_samples(predict(kind)) > 0.01
-
-
-@every_stochastic_kind
-def test_more_samples_begin_with_the_same_ones(kind):
+    # More samples begin with the same ones.
     np.testing.assert_allclose(predict(kind, num_samples=2), predict(kind)[:2], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**31 - 1])
 def test_seeds_of_samples_are_their_numbers_folded_into_the_seed(seed):
-    fold = tf.random.experimental.stateless_fold_in
-    assert_equal = np.testing.assert_array_equal
-    assert_equal(evaluation.sample_seeds(seed, 5), [fold([seed, 0], number) for number in range(5)])
+    wanted = [tf.random.experimental.stateless_fold_in([seed, 0], number) for number in range(5)]
+    np.testing.assert_array_equal(evaluation.sample_seeds(seed, 5), wanted)
 
 
 def test_a_deterministic_model_has_one_prediction():
     probabilities = predict("deterministic")
     assert spread_over_samples(probabilities) == 0
+    assert [kind for kind in models.KINDS if not evaluation.is_stochastic(build(kind))] == ["deterministic"]
     wanted = tf.nn.softmax(build("deterministic")(FEATURES))
     np.testing.assert_allclose(probabilities[3], wanted, rtol=1e-5)
-
-
-def test_is_stochastic():
-    assert [kind for kind in models.KINDS if not evaluation.is_stochastic(build(kind))] == ["deterministic"]
 
 
 @every_kind
@@ -147,27 +140,23 @@ def test_bfloat16_changes_the_third_digit_and_no_sample(kind):
 @pytest.mark.parametrize(
     ("features", "options", "message"),
     [
-        (FEATURES, {"num_samples": 0}, "num_samples is 0, but must be an integer of at least 1"),
-        (FEATURES, {"num_samples": -1}, "num_samples is -1, but must be an integer of at least 1"),
+        *[(FEATURES, {"num_samples": n}, f"num_samples is {n}, but must be an integer of at least 1") for n in (0, -1)],
         (FEATURES, {"precision": "bfloat"}, "bfloat16"),
         (FEATURES[:0], {}, "no examples"),
     ],
 )
 def test_refused(features, options, message):
-    for call in (evaluation.predict, lambda *args, **more: evaluation.evaluate(*args, LABELS[: len(features)], **more)):
-        with pytest.raises(InvalidArgument, match=message):
-            call(build("flipout"), features, **options)
+    refuses(message, evaluation.predict, build("flipout"), features, **options)
+    refuses(message, evaluation.evaluate, build("flipout"), features, LABELS[: len(features)], **options)
 
 
 @pytest.mark.parametrize("labels", [LABELS[:5], LABELS + 4, LABELS.astype(np.float32)])
 def test_labels_that_do_not_fit(labels):
-    with pytest.raises(InvalidArgument, match="labels"):
-        evaluation.evaluate(build("deterministic"), FEATURES, labels, num_samples=1)
+    refuses("labels", evaluation.evaluate, build("deterministic"), FEATURES, labels, num_samples=1)
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (3, 9, 9, 1), (3, 64)])
 def test_examples_of_another_shape_are_refused(shape):
     model = models.lenet("deterministic", input_shape=(8, 8, 1))
     evaluation.predict(model, np.zeros([3, 8, 8, 1], np.float32), 1)
-    with pytest.raises(InvalidArgument, match=r"takes examples of shape \[8, 8, 1\]"):
-        evaluation.predict(model, np.zeros(shape, np.float32), 1)
+    refuses(r"takes examples of shape \[8, 8, 1\]", evaluation.predict, model, np.zeros(shape, np.float32), 1)

@@ -342,16 +342,3 @@ def test_one_draw_for_the_batch_is_distributed_as_a_draw_of_each_example_s_own()
             # It would see a shift by a quarter of the spread.
             shifted = ours[:, b, c] + 0.25 * ours[:, b, c].std()
             assert stats.ks_2samp(shifted, theirs[:, b, c]).pvalue < ERROR_RATE
-
-
-def test_summaries_are_the_traces_of_the_decomposition():
-    probabilities = np.random.default_rng(0).dirichlet([0.3] * 4, [6, 5]).astype(np.float32)
-    probabilities[:, 0] = [1, 0, 0, 0]
-    wanted = evaluation.decompose(probabilities)
-    summary = evaluation.summarise(probabilities)
-    np.testing.assert_array_equal(summary.mean, wanted.mean)
-    np.testing.assert_array_equal(summary.entropy, wanted.entropy)
-    traces = evaluation.scalars(wanted)
-    np.testing.assert_allclose(summary.aleatoric, traces.aleatoric_trace, rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(summary.epistemic, traces.epistemic_trace, rtol=1e-5, atol=1e-7)
-    assert summary.entropy[0] == 0 and summary.epistemic[0] == 0

@@ -37,9 +37,7 @@ def find(name: str, known: Sequence[str], data_dir: str | os.PathLike | None = N
             # TFDS downloads the code of these datasets and runs it; a config names what dataset it likes.
             parsed = tfds.core.naming.parse_builder_name_kwargs(name)[0]
             if parsed.namespace:
-                raise InvalidArgument(
-                    f"The data source {name!r} has a namespace, but must be one of TFDS's own: its code would be run."
-                )
+                raise InvalidArgument(f"The data source {name!r} has a namespace, but must be one of TFDS's own.")
             for root in tfds.core.utils.file_utils.list_data_dirs(data_dir):
                 _check_classes(pathlib.Path(root) / parsed.name)
             builder = tfds.builder(name, data_dir=data_dir)
@@ -54,9 +52,7 @@ def find(name: str, known: Sequence[str], data_dir: str | os.PathLike | None = N
             _prepare(builder, name)
             builder = tfds.builder(name, data_dir=data_dir)
             if not builder.is_prepared():
-                raise InvalidArgument(
-                    f"{builder.data_path} is not a prepared dataset of TFDS: delete it and load again."
-                )
+                raise InvalidArgument(f"{builder.data_path} is no prepared dataset of TFDS: delete it and load again.")
     return builder
 
 
@@ -84,7 +80,7 @@ def read(builder: Any, name: str, split: str) -> tuple[np.ndarray, np.ndarray, t
             raise ValueError(f"{done} examples instead of {num_examples}")
     except Exception as e:
         raise InvalidArgument(
-            f"{name} at {builder.data_path} can't be read ({_first_line(e)}): delete that folder and prepare it again."
+            f"{builder.data_path} is broken ({_first_line(e)}): delete it and prepare it again."
         ) from e
     return images, labels, tuple(info.features[label_key].names)
 

@@ -15,17 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.cells import (
-    BLANK,
-    COUNTERS,
-    MOST_LEVELS,
-    NUMBERING,
-    NUMERIC,
-    ROWS,
-    TEXT_KINDS,
-    Cells,
-    read_cells,
-)
+from tfp_bfl.data.cells import BLANK, COUNTERS, MOST_LEVELS, NUMBERING, NUMERIC, ROWS, TEXT_KINDS, Cells, read_cells
 from tfp_bfl.data.clients import rows_by_client
 from tfp_bfl.data.columns import Columns, Troubles
 from tfp_bfl.data.encoding import Feature, Raw
@@ -160,9 +150,7 @@ def fit_column(
     """
     rows, count = sum(m.rows for m in messages), sum(m.filled for m in messages)
     if not count:
-        raise InvalidArgument(
-            f"The column {shown(cells.name)} has no value in the training rows: leave it out with --drop."
-        )
+        raise InvalidArgument(f"The column {shown(cells.name)} has no value in training rows: leave it out by --drop.")
     missing, filled = count < rows, (count / rows) ** 0.5
     if cells.kind in TEXT_KINDS:
         numbers: dict[str, int] = {}

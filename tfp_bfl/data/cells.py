@@ -159,11 +159,7 @@ def read_columns(
 
 
 def read_cells(
-    column: Decoded,
-    troubles: Troubles,
-    is_category: bool = False,
-    date_unit: str | None = None,
-    commas: str = "",
+    column: Decoded, troubles: Troubles, is_category: bool = False, date_unit: str | None = None, commas: str = ""
 ) -> Cells | None:
     """Return a column by the values that it holds; None if something is wrong with it.
 

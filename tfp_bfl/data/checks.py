@@ -74,9 +74,7 @@ def _checked(features: Any) -> np.ndarray:
         return features
     array = np.asarray(features)
     if array.dtype.kind not in "biuf":
-        raise InvalidArgument(
-            f"features have the type {array.dtype}, but must be numbers: encode text and categories as numbers first."
-        )
+        raise InvalidArgument(f"features have the type {array.dtype}, but must be numbers: encode text and categories.")
     if array.ndim < 2:
         raise InvalidArgument(
             f"features have the shape {list(array.shape)}, but must be [examples, columns] or [examples, height, "

@@ -77,9 +77,7 @@ class ClientFiles(ClientData):
             with np.load(path, allow_pickle=False) as file:
                 features, labels = file["features"], file["labels"]
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise InvalidArgument(
-                f"The examples of client {k} can't be read from {path} ({type(error).__name__}): write them anew."
-            ) from None
+            raise InvalidArgument(f"{path} of client {k} can't be read ({type(error).__name__}): write it.") from None
         spec = self.element_spec
         fits = (
             len(features) == len(labels) == self.sizes[k]
@@ -167,6 +165,4 @@ def _index(folder: pathlib.Path) -> _Index:
     try:
         return _Index.model_validate(content)
     except ValidationError:
-        raise InvalidArgument(
-            f"{path} is not an index that data.write_clients has written: write the clients anew."
-        ) from None
+        raise InvalidArgument(f"{path} is not an index of data.write_clients: write the clients anew.") from None

@@ -195,9 +195,7 @@ class Clients(ClientData):
                     " integers of shape [n]."
                 )
             if part.min() < 0 or part.max() >= self.source.num_examples:
-                raise InvalidArgument(
-                    f"Client {k} has an index outside 0 to {self.source.num_examples - 1}, the examples."
-                )
+                raise InvalidArgument(f"Client {k} has an index outside 0 to {self.source.num_examples - 1}.")
         object.__setattr__(self, "indices", tuple(part.astype(np.int64) for part in indices))
         if len(self.names):
             object.__setattr__(self, "source", dataclasses.replace(self.source, owners=self._owners()))
@@ -267,9 +265,7 @@ class Clients(ClientData):
     def split(self, first: int) -> tuple[Clients, Clients]:
         """Return the first clients and all others, such as clients who never take part in training."""
         if not 0 < first < self.num_clients:
-            raise InvalidArgument(
-                f"first is {first}, but must be at least 1 and below {self.num_clients}, the number of clients."
-            )
+            raise InvalidArgument(f"first is {first}, but must be at least 1 and below the {self.num_clients} clients.")
         return Clients(self.source, self.indices[:first]), Clients(self.source, self.indices[first:])
 
     def set_aside(self, share: float, seed: int) -> tuple[Clients, Clients]:

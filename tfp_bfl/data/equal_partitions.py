@@ -81,9 +81,7 @@ def pachinko(
     def draw(left: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
         group_of, counts = np.asarray(groups if groups is not None else GROUPS.get(len(left), ())), np.zeros_like(left)
         if group_of.shape != left.shape:
-            raise InvalidArgument(
-                f"pachinko needs the group of each of the {len(left)} classes: give groups with one number a class."
-            )
+            raise InvalidArgument(f"pachinko needs the group of each of the {len(left)} classes: give groups [C].")
         members = [np.flatnonzero(group_of == group) for group in np.unique(group_of)]
         in_groups = draw_labels(np.array([left[subset].sum() for subset in members]), size, alpha, rng)
         for subset, number in zip(members, in_groups):
@@ -111,9 +109,7 @@ def _drawn(
         left = np.array([len(members) for members in classes])
         size = examples_per_client or int(left.sum()) // num_clients
         if size * num_clients > left.sum():
-            raise InvalidArgument(
-                f"{num_clients} clients of {size} examples each need {size * num_clients}, but there are {left.sum()}."
-            )
+            raise InvalidArgument(f"{num_clients} clients need {size} examples each, but there are {left.sum()}.")
         parts: list[np.ndarray] = [np.empty(0, np.int64)] * num_clients
         for client in rng.permutation(num_clients):
             counts = draw(left, size, rng)

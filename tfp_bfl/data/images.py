@@ -186,9 +186,7 @@ def shape_of(path: pathlib.Path) -> tuple[int, int, int]:
     except InvalidArgument:
         raise
     except Exception:  # Decoders raise errors of many types.
-        raise InvalidArgument(
-            f"The image {files.name(path)} can't be read: it must be a whole BMP, GIF, JPEG or PNG image."
-        ) from None
+        raise InvalidArgument(f"The image {files.name(path)} can't be read: give a BMP, GIF, JPEG or PNG.") from None
 
 
 def image_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:

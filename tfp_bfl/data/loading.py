@@ -66,11 +66,7 @@ def _diabetes() -> _Table:
     return _Table(rows, np.loadtxt(_file("diabetes_target.csv.gz")), (), columns)
 
 
-EMBEDDED: dict[str, Callable[[], _Table]] = {
-    "breast_cancer": _breast_cancer,
-    "diabetes": _diabetes,
-    "digits": _digits,
-}
+EMBEDDED: dict[str, Callable[[], _Table]] = {"breast_cancer": _breast_cancer, "diabetes": _diabetes, "digits": _digits}
 
 
 def _heart_disease() -> OwnData:

@@ -376,9 +376,7 @@ def _examples_of_clients(clients: Clients) -> tuple[Source, np.ndarray]:
     """Return the examples that clients hold, in the order of the source, and each example's client [N]."""
     rows = np.concatenate(clients.indices)
     if len(np.unique(rows)) < len(rows):
-        raise InvalidArgument(
-            "The clients of dataset share examples, of which no test set can be held out: give test_data, a Source."
-        )
+        raise InvalidArgument("The clients of dataset share examples: give test_data, a Source.")
     order = np.argsort(rows)
     return clients.source.select(rows[order]), np.repeat(np.arange(clients.num_clients), clients.sizes)[order]
 
@@ -387,9 +385,7 @@ def _check_alike(train: Source, given: object) -> Source:
     """Return a test set, a source or the rows of clients, of the form and the classes of the training set."""
     test = _examples_of_clients(given)[0] if isinstance(given, Clients) else given
     if not isinstance(test, Source):
-        raise InvalidArgument(
-            f"test_data has the type {type(test).__name__}, but must be a Source or Clients, as the training data are."
-        )
+        raise InvalidArgument(f"test_data has the type {type(test).__name__}, but must be a Source or Clients too.")
     for name in ("element_shape", "is_image", "class_names", "target", "columns", "encoding"):
         ours, theirs = getattr(train, name), getattr(test, name)
         if ours != theirs:

@@ -44,9 +44,7 @@ class Partition:
         """Return K sorted int64 arrays of indices into `labels` [N], pairwise disjoint."""
         labels = np.asarray(labels)
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-            raise InvalidArgument(
-                f"labels are {labels.dtype} of shape {labels.shape}, but must be integers of shape [N]."
-            )
+            raise InvalidArgument(f"labels are {labels.dtype} of shape {labels.shape}, but must be integers [N].")
         if self.num_clients > labels.size:
             raise InvalidArgument(
                 f"{self.num_clients} clients can't share {labels.size} examples: use {labels.size} or fewer."

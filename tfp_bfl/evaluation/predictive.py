@@ -16,13 +16,7 @@ from tfp_bfl.data.checks import checked_features
 from tfp_bfl.errors import InvalidArgument, check_count, check_counts, lookup
 from tfp_bfl.evaluation.classification import auroc, expected_calibration_error, maximum_calibration_error
 from tfp_bfl.evaluation.decomposition import decompose_entropy, summarise
-from tfp_bfl.evaluation.metrics import (
-    accuracy,
-    brier_score,
-    macro_precision,
-    macro_recall,
-    negative_log_likelihood,
-)
+from tfp_bfl.evaluation.metrics import accuracy, brier_score, macro_precision, macro_recall, negative_log_likelihood
 from tfp_bfl.layers import MCDropout, as_floats, sampling
 from tfp_bfl.models import check_keras_2, in_bfloat16
 from tfp_bfl.weights import MemberSampling, WeightSampling, layout, num_members, weight_sampling
@@ -234,9 +228,7 @@ def sampled_batches(
         check_num_samples(num_samples, min(batch_size, len(features)), model.output_shape[-1])
     members = num_members(model)
     if num_samples < members:
-        raise InvalidArgument(
-            f"num_samples is {num_samples}, but the ensemble has {members} members: ask for a sample of each at least."
-        )
+        raise InvalidArgument(f"num_samples is {num_samples}, but the ensemble has {members} members: give that many.")
     seeds = sample_seeds(seed, num_samples if is_stochastic(model) else 1)
     traced = _traced(draw, in_bfloat16(model) if precision == "bfloat16" else model)
     for start in range(0, len(features), batch_size):
@@ -273,9 +265,7 @@ def permuted_stddevs(model: keras.Model, seed: int = 0) -> Iterator[None]:
     """Permute the standard deviations of each variational weight tensor of the model inside the block."""
     weights = layout(model).variational
     if not weights:
-        raise InvalidArgument(
-            f"The model {model.name!r} has no variational weights, and so no standard deviations to permute."
-        )
+        raise InvalidArgument(f"The model {model.name!r} has no variational weights: there is nothing to permute.")
     before = [tf.identity(w.scale) for w in weights]
     try:
         for number, w in enumerate(weights):

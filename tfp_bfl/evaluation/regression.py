@@ -202,16 +202,14 @@ def evaluate_regression(
     of `Source.target`, and the results are in the units of y. Other arguments are as of `evaluate`.
     """
     if model.output_shape[-1] != 2:
-        raise InvalidArgument(
-            f"The model gives {model.output_shape[-1]} outputs, but to regress it must give two: mean and log variance."
-        )
+        raise InvalidArgument(f"The model gives {model.output_shape[-1]} outputs, but must give mean and log variance.")
     check_number(scale, "scale", within=_SCALES)
     if not math.isfinite(shift):
         raise InvalidArgument(f"shift is {shift}, but must be finite.")
     truth = np.asarray(labels, np.float32)
     if truth.shape != (len(features),):
         raise InvalidArgument(
-            f"labels have the shape {list(truth.shape)}, but must be one for each of the {len(features)} examples."
+            f"labels have shape {list(truth.shape)}, but must be one for each of the {len(features)}."
         )
     # In standardised units: float32 has no digits left for a number far from zero.
     parts: list[tuple[Any, ...]] = []

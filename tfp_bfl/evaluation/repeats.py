@@ -63,9 +63,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float], confidenc
     """
     a, b = _finite(first), _finite(second)
     if len(a) != len(b) or len(a) < 2:
-        raise InvalidArgument(
-            f"A paired difference needs scores of the same two seeds or more, but there are {len(a)} and {len(b)}."
-        )
+        raise InvalidArgument(f"Paired scores must be of the same two seeds or more, not {len(a)} and {len(b)}.")
     if not 0 < confidence < 1:
         raise InvalidArgument(f"confidence is {confidence}, but must be between 0 and 1.")
     differences = a - b

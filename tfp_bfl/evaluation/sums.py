@@ -60,8 +60,7 @@ def score_sums(evaluation: Evaluation, labels: object) -> Sums:
     sums: dict[str, Any] = {
         **{f"label_{c}": own.sum() for c, own in enumerate(of_labels)},
         **{f"correct_{c}": (own & right).sum() for c, own in enumerate(of_labels)},
-        "count": number,
-        "correct": right.sum(),
+        **{"count": number, "correct": right.sum()},
         "nll": number * float(negative_log_likelihood(evaluation.probabilities, labels)),
         "brier": number * float(brier_score(evaluation.probabilities, labels)),
         **{name: getattr(evaluation, name).astype(np.float64).sum() for name in ("entropy", "aleatoric", "epistemic")},
@@ -105,32 +104,26 @@ def add_sums(parts: Sequence[Mapping[str, np.ndarray]]) -> Sums:
 
 def check_sums(sums: Mapping[str, np.ndarray], most: float) -> None:
     """Raise InvalidArgument for sums that no site of at most so many examples can have."""
+    count = sums["count"]
     if is_of_numbers(sums):
-        count, square = sums["count"], sums["square"]
-        if not (
-            0 < count <= most
-            and all(np.all(sums[name] >= 0) for name in NUMBER_SUMS if name != "nll")
+        square = sums["square"]
+        fits = (
+            all(np.all(sums[name] >= 0) for name in NUMBER_SUMS if name != "nll")
             and sums["covered"] <= count * (1 + 1e-6)
             and square**2 * (1 - 1e-4) <= count * sums["fourth"] <= count * square**2 * (1 + 1e-4)
             and abs(sums["errors"].sum() - count) < 1e-3
-        ):
-            raise InvalidArgument(f"Its scores are not sums over 1 to {most:g} examples.")
-        return
-    count = sums["count"]
-    shares = [sums[name] for name in ("correct", "entropy")] + [sums["brier"] / 2]
-    counts = [sums["bin_count"].sum(), sums["kept_count"].sum()]
-    by_label = [sums[f"label_{c}"] - sums[f"correct_{c}"] for c in range(2)]
-    totals = [sum(float(sums[f"{name}_{c}"]) for c in range(2)) for name in ("label", "correct")]
-    parts = [sums[f"{name}_correct"] <= sums[f"{name}_count"] + 1e-6 for name in ("bin", "kept")]
-    if not (
-        0 < count <= most
-        and all((sums[name] >= 0).all() for name in SUMS)
-        and all(x <= count * (1 + 1e-4) + 1e-6 for x in shares)
-        and all(abs(x - count) < 1e-3 for x in counts)
-        and all(part.all() for part in parts)
-        and all(wrong >= -1e-6 for wrong in by_label)
-        and (not totals[0] or (abs(totals[0] - count) < 1e-3 and abs(totals[1] - sums["correct"]) < 1e-3))
-    ):
+        )
+    else:
+        totals = [sum(float(sums[f"{name}_{c}"]) for c in range(2)) for name in ("label", "correct")]
+        fits = (
+            all((sums[name] >= 0).all() for name in SUMS)
+            and all(x <= count * (1 + 1e-4) + 1e-6 for x in (sums["correct"], sums["entropy"], sums["brier"] / 2))
+            and all(abs(sums[f"{name}_count"].sum() - count) < 1e-3 for name in ("bin", "kept"))
+            and all((sums[f"{name}_correct"] <= sums[f"{name}_count"] + 1e-6).all() for name in ("bin", "kept"))
+            and all(sums[f"label_{c}"] - sums[f"correct_{c}"] >= -1e-6 for c in range(2))
+            and (not totals[0] or (abs(totals[0] - count) < 1e-3 and abs(totals[1] - sums["correct"]) < 1e-3))
+        )
+    if not (0 < count <= most and fits):
         raise InvalidArgument(f"Its scores are not sums over 1 to {most:g} examples.")
 
 
@@ -231,9 +224,7 @@ def client_scores(
     columns = _columns(predictions, labels, losses)
     columns |= {} if covered is None else {"covered": np.asarray(covered, np.float64)}
     if any(x.shape != place.shape for x in columns.values()):
-        raise InvalidArgument(
-            f"There are {len(place)} clients for {len(columns['nll'])} rows: name the client of each row."
-        )
+        raise InvalidArgument(f"There are {len(place)} clients for {len(columns['nll'])} rows: name one for each row.")
     bins, columns["count"] = columns.pop("errors", None), np.ones(len(place))
     totals: dict[str, np.ndarray] = {name: np.bincount(place, x, len(every)) for name, x in columns.items()}
     if bins is not None:
@@ -283,7 +274,12 @@ def _scores(sums: Mapping[str, Any]) -> Row:
     if "correct" in sums:
         found |= _proportion("accuracy", sums["correct"], count)
     else:
-        found |= _rmse(float(sums["square"]), sums.get("fourth"), count)
+        mean = float(sums["square"]) / count
+        found["rmse"] = mean**0.5
+        if sums.get("fourth") is not None and count >= 2:
+            variance = max(float(sums["fourth"]) / count - mean**2, 0) / (count - 1)
+            half = stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1) * variance**0.5
+            found |= {"rmse_low": max(mean - half, 0.0) ** 0.5, "rmse_high": float((mean + half) ** 0.5)}
     for name, c in (("sensitivity", 1), ("specificity", 0)):
         if sums.get(f"label_{c}"):
             found |= _proportion(name, sums[f"correct_{c}"], sums[f"label_{c}"])
@@ -295,16 +291,6 @@ def _scores(sums: Mapping[str, Any]) -> Row:
 def _proportion(name: str, count: Any, number: Any) -> Row:
     low, high = proportion_interval(round(float(count)), round(float(number)), _CONFIDENCE)
     return {name: float(count) / float(number), f"{name}_low": low, f"{name}_high": high}
-
-
-def _rmse(square: float, fourth: Array | None, count: float) -> Row:
-    mean = square / count
-    if fourth is None or count < 2:
-        return {"rmse": mean**0.5}
-    half = (
-        stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1) * (max(float(fourth) / count - mean**2, 0) / (count - 1)) ** 0.5
-    )
-    return {"rmse": mean**0.5, "rmse_low": max(mean - half, 0.0) ** 0.5, "rmse_high": float((mean + half) ** 0.5)}
 
 
 def _large(sums: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:

@@ -34,10 +34,7 @@ _BOOKKEEPING = {
 
 
 def save(
-    model_or_run: Source,
-    path: str | os.PathLike,
-    info: Info | None = None,
-    unusual: Unusual | None = None,
+    model_or_run: Source, path: str | os.PathLike, info: Info | None = None, unusual: Unusual | None = None
 ) -> None:
     """Write a SavedModel that predicts with uncertainty, and needs nothing but TensorFlow.
 
@@ -181,9 +178,7 @@ def model_of(model_or_run: object) -> tuple[keras.Model, Info]:
         return model_or_run, Info()
     model = getattr(model_or_run, "model", None)
     if not isinstance(model, keras.Model):
-        raise InvalidArgument(
-            f"{shown(model_or_run)} can't be exported: give a Keras model, what simulate returned, or a run's folder."
-        )
+        raise InvalidArgument(f"{shown(model_or_run)} can't be exported: give a Keras model, result or run's folder.")
     rows = getattr(model_or_run, "rounds", None) or [{}]
     # Where the model is not that of the last round.
     other = getattr(model_or_run, "averaged", None) or getattr(model_or_run, "ensemble", None)

@@ -92,9 +92,7 @@ def draw_kernel_density(
 def _checked(values: object, curves: Mapping[str, tuple[str, float]], marks: Mapping[str, float]) -> np.ndarray:
     values = np.asarray(values)
     if values.ndim != 1 or values.dtype.kind not in "iuf" or not np.all(np.isfinite(values)):
-        raise InvalidArgument(
-            f"The values must be finite numbers of shape [S], one a client, not {values.dtype} {values.shape}."
-        )
+        raise InvalidArgument(f"The values must be finite numbers of shape [S], not {values.dtype} {values.shape}.")
     if not len(values) or values.min() == values.max():
         raise InvalidArgument("The values must be of at least two clients who differ: others have no density.")
     if not curves:

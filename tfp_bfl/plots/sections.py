@@ -32,10 +32,7 @@ _MOST_BESIDE = 3
 
 
 def sections(
-    runs: Sequence[RunResults],
-    other: str,
-    drawn: Mapping[str, Figure] | None = None,
-    repeated: Sequence[Repeated] = (),
+    runs: Sequence[RunResults], other: str, drawn: Mapping[str, Figure] | None = None, repeated: Sequence[Repeated] = ()
 ) -> Iterator[Section]:
     """Yield the sections on runs, of classes, numbers or an edge, in the order of the page."""
     single, drawn = len(runs) == 1, drawn or {}
