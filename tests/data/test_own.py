@@ -106,7 +106,7 @@ def test_files_that_are_none(tmp_path):
     for name in ("a.csv", "a.parquet", "a.npz"):
         refuses("can't be read: No such file", read_own, tmp_path / name)
         (tmp_path / name).write_bytes(b"\0\1\2" * 100)
-        refuses("", read_own, tmp_path / name)
+        refuses(".", read_own, tmp_path / name)
     (tmp_path / "a.csv").write_text("x,y\n1,2,3\n")
     refuses(r"Row 1 of .*a.csv has 3 cells, but the header has 2, separated by ','", read_own, tmp_path / "a.csv")
     (tmp_path / "a.csv").write_text("x,x,label\n1,2,3\n")

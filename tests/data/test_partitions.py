@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from tests.kit import refuses
 from tfp_bfl import data
 from tfp_bfl.data import partitions
-from tfp_bfl.data._random import generator
 from tfp_bfl.data.equal_partitions import GROUPS, draw_labels
-from tfp_bfl.data.partitions import _cuts
+from tfp_bfl.data.partitions import _cuts, generator
 
 CIFAR10_LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
 ALL = [

@@ -126,7 +126,7 @@ def test_a_table_beside_arrays_is_refused(tmp_path):
     table.write_text("a,b,label\n" + "".join(f"{i},{'xy'[i % 2]},{i % 3}\n" for i in range(60)))
     np.savez(archive, features=Z, labels=np.arange(80) % 3)
     for train, test in ((table, archive), (archive, table)):
-        refuses("", data.read_own, train, test=test)
+        refuses(".", data.read_own, train, test=test)
 
 
 def test_sources_of_two_scales_are_refused():

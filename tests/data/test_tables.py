@@ -257,7 +257,7 @@ def test_all_troubles_of_a_table_in_one_sentence(tmp_path):
     columns |= {"name": [f"n{k}" for k in range(ROWS)], "nothing": [""] * ROWS}
     columns["bill"][3] = "cash"
     path = write(tmp_path / "d.csv", list(columns), *columns.values())
-    message = refuses("", read_own, path)
+    message = refuses(".", read_own, path)
     for part in (
         "'bill' holds 'cash' in row 4, which is no number",
         "'name' holds 60 texts, such as 'n0' in row 1",

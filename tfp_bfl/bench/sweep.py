@@ -29,7 +29,7 @@ from tfp_bfl.bench.cells import (
     read_summary,
     run_cells,
 )
-from tfp_bfl.data.partition_names import GIVEN
+from tfp_bfl.data.equal_partitions import GIVEN
 from tfp_bfl.errors import Error, InvalidArgument, shown
 
 MOST_CELLS = 10_000

@@ -79,9 +79,8 @@ def read(builder: Any, name: str, split: str) -> tuple[np.ndarray, np.ndarray, t
         if done < num_examples:
             raise ValueError(f"{done} examples instead of {num_examples}")
     except Exception as e:
-        raise InvalidArgument(
-            f"{builder.data_path} is broken ({_first_line(e)}): delete it and prepare it again."
-        ) from e
+        what = f"{name} at {builder.data_path} can't be read ({_first_line(e)})"
+        raise InvalidArgument(f"{what}: delete that folder and prepare it again.") from e
     return images, labels, tuple(info.features[label_key].names)
 
 
@@ -96,10 +95,8 @@ def _check_classes(folder: pathlib.Path) -> None:
             raise InvalidArgument(f"{path} can't be read ({_first_line(error)}): prepare the dataset again.") from None
         foreign = [x for x in named if not (isinstance(x, str) and x.startswith("tensorflow_datasets."))]
         if foreign:
-            raise InvalidArgument(
-                f"{path} names {shown(foreign[0])}, which is none of TFDS's features and would be imported: take a "
-                "dataset that TFDS prepared."
-            )
+            what = f"{path} names {shown(foreign[0])}, which is none of TFDS's features and would be imported"
+            raise InvalidArgument(f"{what}: take a dataset that TFDS prepared.")
 
 
 def _class_names(node: object) -> Iterator[Any]:
@@ -181,10 +178,8 @@ def _reachable(builder: Any) -> bool:
 def _unknown(name: str, known: Sequence[str], names: Sequence[str]) -> str:
     near = difflib.get_close_matches(name.lower(), [*known, *names], n=6, cutoff=0.6)
     near = list(dict.fromkeys(near))[:3]
-    if near:
-        advice = "did you mean " + " or ".join(repr(n) for n in near) + "?"
-    else:
-        advice = "choose one of " + ", ".join(map(repr, known)) + " or a TFDS name for image classification."
+    choice = f"choose one of {', '.join(map(repr, known))} or a TFDS name for image classification."
+    advice = f"did you mean {' or '.join(map(repr, near))}?" if near else choice
     return f"There is no data source {name!r}: {advice}"
 
 

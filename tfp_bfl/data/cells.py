@@ -126,8 +126,6 @@ def read_columns(
     """Return columns by the values that they hold, or in the form in which a model requires them.
 
     Args:
-      table: of `read_table`.
-      names: of the columns.
       troubles: as of `read_cells`; also gets an entry if a cell has another form than its kind.
       categorical: the columns that are categories, whatever they hold.
       date_unit: one of `DATE_UNITS`, in which dates become numbers; None where dates are refused.
@@ -167,7 +165,6 @@ def read_cells(
     dictionaries (pandas categories) are categories, or ordinal if they are declared so.
 
     Args:
-      column: of a table.
       troubles: gets an entry for a column without any value; dates without `date_unit`; text that is mostly dates in
         another form than 2020-12-31; text with more than `MOST_LEVELS` values; text in up to a fifth of the cells of a
         column of numbers; numbers that are not finite.

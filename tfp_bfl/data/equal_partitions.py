@@ -1,4 +1,4 @@
-"""Partitions over clients of equal size, which draw the classes of their examples one client after another."""
+"""Partitions over clients of equal size, which draw classes one client after another; and all partitions by name."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tfp_bfl.data._random import generator
-from tfp_bfl.data.partitions import Partition, check_alpha
+from tfp_bfl import named
+from tfp_bfl.data import partitions
+from tfp_bfl.data.partitions import Partition, check_alpha, generator
 from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.named import WithArgument
 
 # The group of each class, by the number of classes: CIFAR-100's 20 superclasses; CIFAR-10's vehicles and animals.
 GROUPS = {
@@ -134,3 +136,34 @@ def draw_labels(left: np.ndarray, size: int, alpha: float, rng: np.random.Genera
         share = share / share.sum()
         counts = np.minimum(counts + rng.multinomial(short, share), left)
     return counts
+
+
+# Who holds what is in the data themselves.
+GIVEN = "given"
+
+# A new partition is one more line here.
+PARTITIONS: named.Table = {
+    "given": partitions.given,
+    "iid": partitions.iid,
+    "label_skew": WithArgument(partitions.label_skew, "classes_per_client", int),
+    "dirichlet": WithArgument(partitions.dirichlet, "alpha"),
+    "lda": WithArgument(lda, "alpha"),
+    "pachinko": WithArgument(pachinko, "alpha"),
+    "noniid_datasets": WithArgument(partitions.noniid_datasets, "other_interest"),
+}
+
+
+def parse_partition(text: str, num_clients: int) -> Partition:
+    """Return the partition that text names, such as "iid" or "dirichlet:0.5": see `partition_forms`.
+
+    Example:
+      >>> train = bfl.data.load("digits")
+      >>> train.partition(bfl.data.parse_partition("dirichlet:0.5", num_clients=3), seed=0).sizes
+      array([439, 386, 613])
+    """
+    return named.parse(PARTITIONS, text, "partition")(num_clients)
+
+
+def partition_forms() -> list[str]:
+    """Return the form of each partition's name, such as "dirichlet:ALPHA"."""
+    return named.forms(PARTITIONS)

@@ -38,10 +38,8 @@ def splits(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     others = sorted(p.name for p in inside - {*train, *test} if next(image_files(p), None))
     if others:
         names = " and ".join(f"{p.name}/" for p in found)
-        raise InvalidArgument(
-            f"{files.name(folder)} has {shown(others[0])} beside {names}: move it into train/ or test/, or leave it "
-            "out."
-        )
+        what = f"{files.name(folder)} has {shown(others[0])} beside {names}"
+        raise InvalidArgument(f"{what}: move it into train/ or test/, or leave it out.")
     return dict(zip(("train", "test"), found))
 
 
@@ -68,10 +66,8 @@ def _read(folder: pathlib.Path) -> Examples:
     )
     if others:
         counts = ", ".join(f"{number} {suffix}" for suffix, number in sorted(others.items()))
-        raise InvalidArgument(
-            f"The folder {files.name(folder)} has images that can't be read, {counts}: convert them to PNG, or leave "
-            "them out."
-        )
+        what = f"The folder {files.name(folder)} has images that can't be read, {counts}"
+        raise InvalidArgument(f"{what}: convert them to PNG, or leave them out.")
     nameless = next((p for p in paths if "" in as_names(p.relative_to(folder).parts[:-1])), None)
     if nameless is not None:
         raise InvalidArgument(f"The folder {shown(str(nameless.parent))} has a name of blanks alone: rename it.")

@@ -149,15 +149,11 @@ def describe(model: keras.Model, target: object = None) -> dict[str, Any]:
     """Return the field `model` of a Keras model's `Info`; num_classes is 0 where it has a target (`target_of`)."""
     shape = getattr(model, "output_shape", None)
     if target is not None and shape != (None, 2):
-        raise InvalidArgument(
-            f"The model gives outputs of shape {shown(shape)}, but for a target it must give mean and log variance, "
-            "[B, 2]."
-        )
+        must = "for a target it must give mean and log variance, [B, 2]"
+        raise InvalidArgument(f"The model gives outputs of shape {shown(shape)}, but {must}.")
     if not isinstance(shape, tuple) or len(shape) != 2 or not isinstance(shape[1], int) or shape[1] < 2:
-        raise InvalidArgument(
-            f"The model gives outputs of shape {shown(shape)}, but an export needs one that gives logits [B, C] of at "
-            "least two classes."
-        )
+        must = "an export needs one that gives logits [B, C] of at least two classes"
+        raise InvalidArgument(f"The model gives outputs of shape {shown(shape)}, but {must}.")
     return {
         "name": model.name,
         "input_shape": list(model.input_shape[1:]),
@@ -195,14 +191,9 @@ def offsets_of(info: Info, least: float = _OFFSET) -> dict[str, float]:
     """
     constant = {name for name, _, stddev in (info.data or {}).get("columns", []) if not stddev}
     stated = [*columns_of(info), *([target] if (target := target_of(info)) else [])]
-    offsets = {}
-    for name, mean, divisor in stated:
-        if name in constant:
-            continue
-        offset = abs(mean) / divisor if divisor >= np.finfo(np.float32).tiny else math.inf
-        if offset > least:
-            offsets[name] = offset
-    return offsets
+    of = lambda mean, divisor: abs(mean) / divisor if divisor >= np.finfo(np.float32).tiny else math.inf
+    offsets = {name: of(mean, divisor) for name, mean, divisor in stated if name not in constant}
+    return {name: offset for name, offset in offsets.items() if offset > least}
 
 
 def features_of(info: Info) -> tuple[Feature, ...]:
@@ -214,10 +205,8 @@ def features_of(info: Info) -> tuple[Feature, ...]:
     except (TypeError, ValueError):
         features, names = (), []
     if given and names != [name for name, _, _ in columns]:
-        raise InvalidArgument(
-            f"encoding of info's data is {shown(given)}, but must describe the columns of the table in the order of "
-            "`columns`."
-        )
+        must = "must describe the columns of the table in the order of `columns`"
+        raise InvalidArgument(f"encoding of info's data is {shown(given)}, but {must}.")
     return features
 
 

@@ -135,14 +135,10 @@ def card(info: Info) -> str:
         signatures=", for bytes with `_uint8` at the end of its name" if is_image else "",
     )
     what = f"A {'classifier' if target is None else 'regression model'} with predictive uncertainty."
-    weights = (
-        "Its weights are sampled from a posterior."
-        if facts["stochastic"]
-        else "It has point weights, not a distribution over weights: it has no epistemic uncertainty."
-    )
-    columns = (
-        f"\n\nColumns: {', '.join(_cell(name) for name, _, _ in columns_of(info))}." if data.get("columns") else ""
-    )
+    points = "It has point weights, not a distribution over weights: it has no epistemic uncertainty."
+    weights = "Its weights are sampled from a posterior." if facts["stochastic"] else points
+    named = ", ".join(_cell(name) for name, _, _ in columns_of(info))
+    columns = f"\n\nColumns: {named}." if named else ""
     found, note = statement(info.configuration), rounding(info)
     # A calibration has another temperature.
     full = {"temperature": "posterior temperature"}
@@ -212,18 +208,14 @@ def _calibration(info: Info) -> str:
     result = calibration_of(info)
     if result is None:
         return "None. Use `tfp-bfl calibrate` to fit an abstention threshold on held-out examples."
-    bound = (
-        ""
-        if result.at_least is None
-        else f"; on new examples at least {result.at_least:g} with confidence {result.confidence:g}"
-    )
-    threshold = (
-        f"none, as no threshold has accuracy {result.at_least:g} with confidence {result.confidence:g}. Accuracy "
-        f"{result.best_accuracy:g} can be promised, at coverage {result.best_coverage:.1%}."
-        if result.limit is None
-        else f"{result.by} above {result.limit:.4g}. Coverage {result.coverage:.1%}, accuracy "
-        f"{result.accuracy:.4f}{bound}."
-    )
+    asked = "" if result.at_least is None else f"{result.at_least:g} with confidence {result.confidence:g}"
+    if result.limit is None:
+        best = f"Accuracy {result.best_accuracy:g} can be promised, at coverage {result.best_coverage:.1%}."
+        threshold = f"none, as no threshold has accuracy {asked}. {best}"
+    else:
+        found = f"Coverage {result.coverage:.1%}, accuracy {result.accuracy:.4f}"
+        bound = f"; on new examples at least {asked}" if asked else ""
+        threshold = f"{result.by} above {result.limit:.4g}. {found}{bound}."
     return (
         f"Fitted on {result.number:,} held-out examples with {result.num_samples} weight samples. `tfp-bfl predict` "
         "uses it. The functions below do not: their softmax temperature is 1.\n\n"
@@ -261,10 +253,8 @@ def _epistemic(temperature: float | None) -> str:
     if temperature is None or temperature == 1:
         return "More training data would\n  reduce it, if the approximate posterior is as wide as the exact one."
     change, than = ("sharpened", "less") if temperature < 1 else ("widened", "more")
-    return (
-        f"The posterior is\n  {change} (posterior temperature {temperature:g}): this is {than} than more training data "
-        "would\n  remove."
-    )
+    posterior = f"The posterior is\n  {change} (posterior temperature {temperature:g})"
+    return f"{posterior}: this is {than} than more training data would\n  remove."
 
 
 def _whose(data: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -131,10 +132,7 @@ def _baselines(runs: Sequence[RunResults]) -> Iterator[Section]:
 
 def _learning(runs: Sequence[RunResults], drawn: Figure | None) -> Section:
     first = "Accuracy should rise and the loss fall" if runs[0].numbers is None else "Error and loss should fall"
-    how = (
-        f"{first} until both level off. Posterior standard deviations that fall "
-        "towards zero mean a collapsed posterior."
-    )
+    how = f"{first} until both level off. Posterior standard deviations that fall to zero mean a collapsed posterior."
     if len(runs) == 1:
         return Section("Learning curve", how, pictures=[picture(drawn or run_figures(runs[0])["learning_curve"])])
     figure = learning_comparison({run.name: run.rounds for run in runs if run.rounds})
@@ -149,19 +147,15 @@ def _retention(runs: Sequence[RunResults], drawn: Figure | None) -> Section:
     if len(runs) == 1:
         figure = drawn or retention_curves(runs[0].probabilities, runs[0].labels, runs[0].uncertainties)
     else:
-        figure = retention_comparison(
-            {run.name: (run.probabilities, run.labels, run.uncertainties["entropy"]) for run in runs}
-        )
+        models = {run.name: (run.probabilities, run.labels, run.uncertainties["entropy"]) for run in runs}
+        figure = retention_comparison(models)
     return Section("Retention curves", how, pictures=[picture(figure)])
 
 
 def _regression(runs: Sequence[RunResults], drawn: Mapping[str, Figure]) -> Iterator[Section]:
     """Return the section on runs that predict numbers."""
-    figures = [
-        drawn if len(runs) == 1 and drawn else regression_figures(run.numbers, run.labels)
-        for run in runs
-        if run.numbers is not None
-    ]
+    of_numbers = [(run.numbers, run.labels) for run in runs if run.numbers is not None]
+    figures = [drawn] if len(runs) == 1 and drawn else [regression_figures(*own) for own in of_numbers]
     sections = {
         "predicted_against_true": (
             "Predictions",
@@ -188,29 +182,20 @@ def _out_of_distribution(runs: Sequence[RunResults], other: str) -> Section:
         **{"mutual_information": "mutual information", "unusual": "score of unusual examples"},
     }
     compared = [run for run in runs if run.out_of_distribution]
-    quantities = {
-        key: name
-        for key, name in names.items()
-        if any(all(x is not None for x in tables.of_both(run, key)) for run in compared)
-    }
+    is_recorded = lambda run, key: all(x is not None for x in tables.of_both(run, key))
+    quantities = {key: name for key, name in names.items() if any(is_recorded(run, key) for run in compared)}
     pictures = []
     for run in compared:
         for quantity, name in quantities.items():
             inside, outside = tables.of_both(run, quantity)
             if inside is None or outside is None or not (np.any(inside) or np.any(outside)):
                 continue  # A deterministic model has no epistemic part.
-            figure = uncertainty_density(
-                inside,
-                outside,
-                quantity=name,
-                name_in="test set",
-                name_out=other or "elsewhere",
-                upper=1.0 if quantity == "entropy" else None,
-            )
+            upper, outer = 1.0 if quantity == "entropy" else None, other or "elsewhere"
+            options: dict[str, Any] = {"quantity": name, "name_in": "test set", "name_out": outer, "upper": upper}
+            figure = uncertainty_density(inside, outside, **options)
             pictures.append(picture(figure, run.name if len(runs) > 1 else ""))
     sizes = [(len(run.labels), len(next(iter((run.out_of_distribution or {}).values())))) for run in compared]
-    share = [outside / (inside + outside) for inside, outside in sizes]
-    base = ", ".join(sorted({f"{value:.2f}" for value in share}))
+    base = ", ".join(sorted({f"{outside / (inside + outside):.2f}" for inside, outside in sizes}))
     return Section(
         "Out of distribution",
         f"Scores of examples from {other or 'elsewhere'}, on which the model was not trained: the less the two "
@@ -285,29 +270,26 @@ def _cut(runs: Sequence[RunResults]) -> str:
 
 def _examples(runs: Sequence[RunResults]) -> Iterator[Section]:
     shown = [run for run in runs if run.features is not None and are_images(run.features)]
+    extreme = lambda run: extremes(np.asarray(run.uncertainties["entropy"]), 8)
+    groups = lambda run: [(title, [_example(run, i) for i in chosen]) for title, chosen in extreme(run)]
     if shown:
         yield Section(
             "Images of lowest and highest uncertainty",
             "Test images by predictive entropy (0 is certain, 1 is uniform). Images of low uncertainty should be easy "
             "to classify by eye, images of high uncertainty hard.",
-            galleries=[Gallery(run.name if len(runs) > 1 else "", _galleries(run)) for run in shown],
+            galleries=[Gallery(run.name if len(runs) > 1 else "", groups(run)) for run in shown],
             is_wide=True,
         )
 
 
-def _galleries(run: RunResults, count: int = 8) -> list[tuple[str, list[Example]]]:
-    """Return the test images with the lowest and the highest uncertainty, each group under its heading."""
-    entropy = np.asarray(run.uncertainties["entropy"])
-    return [(title, [_example(run, i) for i in chosen]) for title, chosen in extremes(entropy, count)]
-
-
 def _example(run: RunResults, number: int) -> Example:
     p, truth = run.probabilities[number], int(run.labels[number])
-    guess = int(p.argmax())
+    guess, names, data = int(p.argmax()), run.class_names, io.BytesIO()
     confidence = f"{100 * float(p[guess]):.0f}\u00a0%"
-    names: Sequence[str] = run.class_names
+    image = run.features[number]  # type: ignore[index]
+    Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(data, format="png", optimize=True)
     return Example(
-        source=_png(run.features[number]),  # type: ignore[index]
+        source=uri("image/png", data.getvalue()),
         alt=f"Test image {number} of the class {names[truth]}",
         guess=str(names[guess]),
         confidence=confidence,
@@ -317,23 +299,13 @@ def _example(run: RunResults, number: int) -> Example:
     )
 
 
-def _png(image: np.ndarray) -> str:
-    data = io.BytesIO()
-    Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(data, format="png", optimize=True)
-    return uri("image/png", data.getvalue())
-
-
 def _records(runs: Sequence[RunResults]) -> Iterator[Section]:
     """Yield the sections of all settings and measurements."""
     single = len(runs) == 1
     settings = tables.settings(runs, differing=None if single else False)
     if settings.rows:
-        heading, how = (
-            ("Configuration", "The options of this run.")
-            if single
-            else ("Common options", "Options that are the same in all runs.")
-        )
-        yield Section(heading, how, tables=[settings], is_folded=True)
+        own, common = ("Configuration", "The options of this run."), ("Common options", "Options of all runs.")
+        yield Section(*(own if single else common), tables=[settings], is_folded=True)
     for run in runs:
         if run.rounds:
             heading = f"Rounds ({len(run.rounds)})" + ("" if single else f" of {run.name}")

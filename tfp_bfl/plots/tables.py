@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -88,17 +87,15 @@ def results(runs: Sequence[RunResults]) -> Table:
     for summary in summaries:
         if "aleatoric" in summary and "epistemic" in summary:
             summary["variance"] = float(summary["aleatoric"]) + float(summary["epistemic"])
-    values = {key: [summary.get(key) for summary in summaries] for key in _together(_keys(summaries))}
+    keys = _keys(summaries)
+    # Those that add up stand one after another.
+    parts = [key for key in ("aleatoric", "epistemic", "variance") if key in keys]
+    place = keys.index(parts[0]) if parts else 0
+    keys = [*(k for k in keys[:place] if k not in parts), *parts, *(k for k in keys[place:] if k not in parts)]
+    values = {key: [summary.get(key) for summary in summaries] for key in keys}
     # A key without values: such as the round of a collapse that did not come.
     rows = [(label_of(key), map(_cell, x)) for key, x in values.items() if any(value is not None for value in x)]
     return table("Results", _heads(runs), rows)
-
-
-def _together(keys: list[str]) -> list[str]:
-    """Return the keys, those of parts that add up one after another."""
-    parts = [key for key in ("aleatoric", "epistemic", "variance") if key in keys]
-    place = keys.index(parts[0]) if parts else 0
-    return [*(k for k in keys[:place] if k not in parts), *parts, *(k for k in keys[place:] if k not in parts)]
 
 
 def _cell(value: object) -> Cell:
@@ -184,11 +181,8 @@ def of_classes(run: RunResults) -> tuple[str, list[Table]]:
 def _in_words(scores: ClassScores, names: Sequence[str]) -> str:
     words = [f"Balanced accuracy {scores.balanced_accuracy:.3f}"]
     words += [] if scores.auroc is None else [f"AUROC {scores.auroc:.3f}"]
-    for what, name, recall in (
-        ("sensitivity", names[-1], scores.sensitivity),
-        ("specificity", names[0], scores.specificity),
-    ):
-        if recall is not None:
+    for what, name in (("sensitivity", names[-1]), ("specificity", names[0])):
+        if (recall := getattr(scores, what)) is not None:
             words += [f"{what} (recall of {name}) {recall.value:.3f} [{recall.low:.3f}, {recall.high:.3f}]"]
     more = f" The first {MOST_CLASSES} classes." if len(names) > MOST_CLASSES else ""
     interval = " Brackets: 95 % intervals (Wilson)." if scores.sensitivity or scores.specificity else ""
@@ -271,15 +265,13 @@ def faulty_rounds(rounds: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 def rounds(run: RunResults) -> Table:
     """Return all that was recorded of each round."""
     columns = [key for key in _keys(run.rounds) if key != "round"]
-    cells = lambda row: [typed(row.get(key), functools.partial(_in_round, key)) for key in columns]
+    is_time = lambda key, value: value is not None and key in ("seconds", "train_seconds")
+    form = lambda key: lambda value: duration(float(value)) if is_time(key, value) else text(value)
+    cells = lambda row: [typed(row.get(key), form(key)) for key in columns]
     rows = [(text(row.get("round")), cells(row)) for row in run.rounds]
     # Of a round these are sums over its clients.
     names = {"seconds": "Time", "pruned_weights": "Pruned weights, all clients"}
     return table(f"Rounds ({len(rows)})", ["Round", *(names.get(key) or label_of(key) for key in columns)], rows)
-
-
-def _in_round(key: str, value: Any) -> str:
-    return duration(float(value)) if value is not None and key in ("seconds", "train_seconds") else text(value)
 
 
 def _heads(runs: Sequence[RunResults]) -> list[str]:
