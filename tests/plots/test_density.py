@@ -5,8 +5,8 @@ import pytest
 import scipy.integrate
 from scipy import stats
 
+from tests.kit import refuses
 from tfp_bfl import plots
-from tfp_bfl.errors import InvalidArgument
 
 VALUES = np.random.default_rng(0).normal(0.1, 0.01, size=30)
 CURVES = {"Epanechnikov": ("epanechnikov", 0.004), "Gaussian in $": ("gaussian", 0.003)}
@@ -30,10 +30,8 @@ def test_kernel_density_is_a_density_and_scipy_s():
     np.testing.assert_allclose(y, wanted, rtol=1e-8, atol=1e-8 * wanted.max())
     assert figure.axes[0].get_title(loc="left") == r"\$w"
     np.testing.assert_array_equal(curve(figure, "mean")[0], 2 * [VALUES.mean()])
-
-
-def test_the_rug_has_every_client_below_zero():
-    (rug,) = (c for c in draw(plots.kernel_density(VALUES, CURVES)).axes[0].collections if c.get_label() == "clients")
+    # The rug has every client below zero.
+    (rug,) = (c for c in figure.axes[0].collections if c.get_label() == "clients")
     lines = np.array(rug.get_segments())
     np.testing.assert_allclose(lines[:, 0, 0], VALUES)
     assert (lines[..., 1] < 0).all()
@@ -66,5 +64,4 @@ def test_kernel_density_of_extremes():
     ],
 )
 def test_kernel_density_of_bad_input(values, curves, marks, message):
-    with pytest.raises(InvalidArgument, match=message):
-        plots.kernel_density(values, curves, marks)
+    refuses(message, plots.kernel_density, values, curves, marks)

@@ -49,12 +49,11 @@ class Info(NamedTuple):
 
     Fields:
       configuration: of its training, such as that of a run.
-      data: of what it was trained on: dataset, split, num_examples, sha256 (`tfp_bfl.data.Source.sha256`), and of a
-        run that was revised clients, those with a part in the model; of a client's own model client, its
-        number, and client_in_training; unusual, the rate of false alarms of that output and the number of held-out
-        examples; columns and target, how a table and what is regressed on were standardised;
-        encoding, how the columns of a table with categories or empty cells became these columns; and metrics_on, the
-        split that the metrics are of.
+      data: of what it was trained on: dataset, split, num_examples, sha256 (`tfp_bfl.data.Source.sha256`), and of a run
+        that was revised clients, those with a part in the model; of a client's own model client, its number, and
+        client_in_training; unusual, the rate of false alarms of that output and the number of held-out examples;
+        columns and target, how a table and what is regressed on were standardised; encoding, how the columns of a table
+        with categories or empty cells became these columns; and metrics_on, the split that the metrics are of.
       calibration: what held-out examples say of it: number, temperature, limit (above which of which uncertainty it
         abstains, with what it keeps), sets (with which coverage, from which probability on).
       model: the model itself, which `save` describes.

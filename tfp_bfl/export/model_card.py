@@ -111,6 +111,16 @@ _NUMBERS = {
     "abstains": "mean is NaN if the standard deviation exceeds 1",
     "limit": "1.0",
 }
+_ROWS = """
+
+These columns are encoded from rows of a table as they are:
+
+{lines}
+
+`model.predict_rows({{column: [B], ...}})`, and the signature `predict_rows`, accept them: text as
+strings, `''` for an empty cell; numbers as float32, NaN for an empty cell. An empty cell becomes
+the mean. A category that is not listed counts as rare, and as an empty cell where the column has
+no rare categories."""
 _TYPES = {
     "image": "raw pixels as uint8, or floats in [0, 1]; they are scaled inside",
     "encoding": "the columns of numbers above, in that order; they are standardised inside",
@@ -190,18 +200,7 @@ def _rows(info: Info) -> str:
         cells = ", ".join([*levels, *more]) if feature.is_text else _UNITS[feature.kind].format(unit=feature.unit)
         cells += f" in {_cell(feature.sign)}" if feature.sign else ""
         lines.append(f"| {_cell(feature.name)} | `{names[feature.name].name}` | {cells} |")
-    return "\n\n" + "\n".join(
-        [
-            "These columns are encoded from rows of a table as they are:",
-            "",
-            *lines,
-            "",
-            "`model.predict_rows({column: [B], ...})`, and the signature `predict_rows`, accept them: text as",
-            "strings, `''` for an empty cell; numbers as float32, NaN for an empty cell. An empty cell becomes",
-            "the mean. A category that is not listed counts as rare, and as an empty cell where the column has",
-            "no rare categories.",
-        ]
-    )
+    return _ROWS.format(lines="\n".join(lines))
 
 
 def _calibration(info: Info) -> str:

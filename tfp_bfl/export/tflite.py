@@ -127,21 +127,15 @@ def _split(
     rest: (images, *fixed, *drawn(seed)) -> [draw(images, seed)]. fixed: values that depend on neither, such as point
     weights. drawn: seed -> values that depend on the seed, such as sampled weights and masks.
     """
-    frozen = convert_variables_to_constants_v2(
-        draw.get_concrete_function(images_spec, tf.TensorSpec([2], tf.int32, "seed"))
-    )
+    function = draw.get_concrete_function(images_spec, tf.TensorSpec([2], tf.int32, "seed"))
+    frozen = convert_variables_to_constants_v2(function)
     images, seed = (next(t for t in frozen.inputs if t.dtype == dtype) for dtype in (tf.float32, tf.int32))
     operations = frozen.graph.get_operations()
     of_images, of_seed = (_downstream(operations, tensor) for tensor in (images, seed))
-    border = {
-        tensor.name: tensor
-        for operation in operations
-        if operation.name in of_images
-        for tensor in operation.inputs
-        if tensor.op.name not in of_images and tensor.op.type != "Const"
-    }
-    varying = [tensor for tensor in border.values() if tensor.op.name in of_seed]
-    constant = [tensor for tensor in border.values() if tensor.op.name not in of_seed]
+    inputs = [x for operation in operations if operation.name in of_images for x in operation.inputs]
+    border = {x.name: x for x in inputs if x.op.name not in of_images and x.op.type != "Const"}.values()
+    varying = [tensor for tensor in border if tensor.op.name in of_seed]
+    constant = [tensor for tensor in border if tensor.op.name not in of_seed]
     rest = frozen.prune([images, *constant, *varying], list(frozen.outputs))
     fixed = frozen.prune([], constant)() if constant else []
     drawn = frozen.prune([seed], varying) if varying else lambda seed: []
