@@ -243,15 +243,12 @@ def test_noniid_datasets_follow_the_equation(num_clients, other_interest, num_cl
     assert any((np.abs(table - expected(draw)) < 1 + 1e-9).all() for draw in range(10))
 
 
-def test_clients_of_noniid_datasets_without_interest_in_others_hold_their_class():
+def test_noniid_datasets_without_much_interest_in_others():
     labels = CIFAR10_LABELS % 4
     table = counts(data.noniid_datasets(10, 0.0)(labels, seed=0), labels)
     np.testing.assert_array_equal(table > 0, np.arange(10)[:, None] % 4 == np.arange(4))
-
-
-def test_noniid_datasets_use_classes_of_which_nobody_has_much_interest():
     labels = np.arange(100) % 10
-    for other_interest in (5e-324, 1e-300, 0.25):
+    for other_interest in (5e-324, 1e-300, 0.25):  # Classes of which nobody has much interest are used.
         assert counts(data.noniid_datasets(3, other_interest)(labels, seed=0), labels).sum() == 100
 
 
@@ -294,9 +291,7 @@ def test_a_tiny_alpha_of_pachinko_gives_each_client_one_group_and_a_large_beta_i
     assert np.all(by_group.max(1) == 30) and len(np.unique(by_group.argmax(1))) == 2
     own = np.where(by_group.argmax(1)[:, np.newaxis] == 0, table[:, :3], table[:, 3:])
     assert own.min() >= 1
-
-
-def test_a_tiny_beta_of_pachinko_gives_one_class_of_a_group():
+    # A tiny beta gives one class of a group.
     table = counts(data.pachinko(4, 1e-4, 1e-4, groups=TWO, examples_per_client=20)(LABELS, seed=3), LABELS)
     assert np.all(np.sort(table, 1)[:, -1] == 20)
 

@@ -217,17 +217,6 @@ def test_an_empty_folder_will_do(tmp_path):
     assert tf.saved_model.contains_saved_model(str(tmp_path))
 
 
-@deep
-def test_float64_images_and_the_name_mean(tmp_path):
-    export.save(models.lenet("flipout", input_shape=(8, 8, 1)), tmp_path / "saved")
-    loaded = tf.saved_model.load(str(tmp_path / "saved"))
-    images = np.random.default_rng(0).random([2, 8, 8, 1])
-    answer = loaded.predict(images, num_samples=3, seed=0)
-    np.testing.assert_array_equal(answer["mean"], answer["probabilities"])
-    single = loaded.predict(images.astype(np.float32), num_samples=3, seed=0)
-    np.testing.assert_allclose(answer["mean"], single["mean"], atol=1e-6)
-
-
 # Per comparison; eight of them are made.
 ERROR_RATE = 1e-4
 

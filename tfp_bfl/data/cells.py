@@ -63,24 +63,17 @@ class Numbering(NamedTuple):
 class Cells(NamedTuple):
     """A column of a table.
 
-    Fields:
-      name: of the column.
-      kind: "number", "truth" (numbers 0 and 1), "date" (numbers), "category" or "ordinal" (text); "empty" for a column
-        of one site without a value.
-      values: numbers float64 [N], NaN for an empty cell; or text, object [N], "" for an empty cell.
-      levels: of ordinal cells, in their order; () otherwise.
-      is_whole: whether the numbers have an integer type.
-      sign: beside all numbers in the table, such as "%"; "" for none.
-      numbering: `numbered` of the column in one site's table, which may be divided since.
+    The kind is "number", "truth" (numbers 0 and 1), "date" (numbers), "category" or "ordinal" (text), and "empty" for a
+    column of one site without a value.
     """
 
     name: str
     kind: str
-    values: np.ndarray
-    levels: tuple[str, ...] = ()
-    is_whole: bool = False
-    sign: str = ""
-    numbering: Numbering | None = None
+    values: np.ndarray  # Numbers float64 [N], NaN for an empty cell; or text, object [N], "" for an empty cell.
+    levels: tuple[str, ...] = ()  # Of ordinal cells, in their order; () otherwise.
+    is_whole: bool = False  # The numbers have an integer type.
+    sign: str = ""  # Beside all numbers in the table, such as "%"; "" for none.
+    numbering: Numbering | None = None  # `numbered` of the column in one site's table, which may be divided since.
 
     @property
     def empty(self) -> np.ndarray:

@@ -55,15 +55,11 @@ def _read(folder: pathlib.Path) -> Examples:
     paths = sorted(image_files(folder), key=lambda p: (*as_names(p.relative_to(folder).parts), p))
     depths = {len(p.relative_to(folder).parts) for p in paths}
     if depths not in ({2}, {3}):
-        raise InvalidArgument(
-            f"The folder {files.name(folder)} must hold images in CLASS/, or all of them in CLIENT/CLASS/"
-            + (f", and has {len(paths)} elsewhere or in both." if paths else ", and has none.")
-        )
-    others = collections.Counter(
-        p.suffix.lower()
-        for p in folder.rglob("*")
-        if p.suffix.lower() in _OTHER_FORMATS and not is_hidden(p.relative_to(folder))
-    )
+        has = f"{len(paths)} elsewhere or in both" if paths else "none"
+        must = "must hold images in CLASS/, or all of them in CLIENT/CLASS/"
+        raise InvalidArgument(f"The folder {files.name(folder)} {must}, and has {has}.")
+    seen = (p.suffix.lower() for p in folder.rglob("*") if not is_hidden(p.relative_to(folder)))
+    others = collections.Counter(suffix for suffix in seen if suffix in _OTHER_FORMATS)
     if others:
         counts = ", ".join(f"{number} {suffix}" for suffix, number in sorted(others.items()))
         what = f"The folder {files.name(folder)} has images that can't be read, {counts}"

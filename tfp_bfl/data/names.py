@@ -182,18 +182,15 @@ def client_names(values: Sequence[Any], column: str) -> tuple[np.ndarray, list[s
     for text in dict.fromkeys(written.tolist()):
         spellings.setdefault(_as_client(text), []).append(text)
     spellings.pop("", None)
-    notes = [
-        f"{shown(column)} writes the client {shown(name)} in {len(found)} ways, such as "
-        f"{' and '.join(shown_apart(*found[:2]))}: they are one client."
-        for name, found in spellings.items()
-        if len(found) > 1
-    ]
+    notes = []
+    for name, found in spellings.items():
+        if len(found) > 1:
+            ways = f"{len(found)} ways, such as {' and '.join(shown_apart(*found[:2]))}"
+            notes.append(f"{shown(column)} writes the client {shown(name)} in {ways}: they are one client.")
     if len(notes) > _MOST_CLIENTS:
         notes = [*notes[:_MOST_CLIENTS], f"{len(notes) - _MOST_CLIENTS} further clients have several spellings."]
-    notes += [
-        f"{shown(column)} names a client {shown(word)}: empty these cells if it stands for a missing name."
-        for word in sorted(filter(is_nothing, spellings))
-    ]
+    advice = "empty these cells if it stands for a missing name."
+    notes += [f"{shown(column)} names a client {shown(x)}: {advice}" for x in sorted(filter(is_nothing, spellings))]
     return as_text(written.tolist(), _as_client), notes
 
 

@@ -78,17 +78,11 @@ _DOUBTS = {",": (_COMMA, _ENGLISH), ".": (_POINT, _GERMAN)}
 
 
 class Matches(NamedTuple):
-    """The cells of a column in the notation that most of them have.
+    """The cells of a column in the notation that most of them have."""
 
-    Fields:
-      column: the text, numbers written as 1234.5.
-      good: mask of the cells that are numbers or empty, bool [N].
-      ambiguous: the mark, "," or ".", that may be decimal or group thousands; "" for none.
-    """
-
-    column: Any
-    good: np.ndarray
-    ambiguous: str = ""
+    column: Any  # The text, numbers written as 1234.5.
+    good: np.ndarray  # Mask of the cells that are numbers or empty, bool [N].
+    ambiguous: str = ""  # The mark, "," or ".", that may be decimal or group thousands; "" for none.
 
 
 class Numerals:

@@ -24,23 +24,14 @@ _PARTS = ("features", "labels", "clients")
 
 
 class Examples(NamedTuple):
-    """Hold examples as they were read.
+    """Hold examples as they were read."""
 
-    Fields:
-      features: [N, ...]; the cells of a table that are not all numbers.
-      labels: [N].
-      owners: the name of each example's client [N]; None where the data name none.
-      columns: names of a table's columns; () otherwise.
-      class_names: C names; () for the names of the labels.
-      notes: sentences on what was left out.
-    """
-
-    features: np.ndarray | Raw
-    labels: np.ndarray
-    owners: np.ndarray | None = None
-    columns: tuple[str, ...] = ()
-    class_names: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    features: np.ndarray | Raw  # [N, ...]; the cells of a table that are not all numbers.
+    labels: np.ndarray  # [N].
+    owners: np.ndarray | None = None  # The name of each example's client [N]; None where the data name none.
+    columns: tuple[str, ...] = ()  # Names of a table's columns; () otherwise.
+    class_names: tuple[str, ...] = ()  # C names; () for the names of the labels.
+    notes: tuple[str, ...] = ()  # Sentences on what was left out.
 
     def select(self, keep: np.ndarray) -> Examples:
         """Return the examples of a mask [N]."""
@@ -49,33 +40,23 @@ class Examples(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The options of reading examples.
+    """The options of reading examples: drop, separator, only, categorical and date_unit as of `data.read_own`."""
 
-    Fields:
-      label: the column with the labels.
-      client: the column, or array, with the names of the clients; None for none.
-      regresses: labels are numbers.
-      drop, separator, only, categorical, date_unit: as of `data.read_own`.
-      columns: the features of a test set, in order and in the form of the training set; () for a training set.
-      is_full: whether `columns` are numbers of which none is empty.
-      left_out: columns that are left out where the table has them.
-      plain_labels: labels that are numbers have no sign beside them, as those of other data may have another.
-      is_part: the data are one site's, as its file describes them: other sites have the columns, categories and values
-        that are missing here.
-    """
-
-    label: str = "label"
-    client: str | None = None
-    regresses: bool = False
+    label: str = "label"  # The column with the labels.
+    client: str | None = None  # The column, or array, with the names of the clients; None for none.
+    regresses: bool = False  # Labels are numbers.
     drop: tuple[str, ...] = ()
     separator: str | None = None
     only: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
     date_unit: str | None = None
+    # The features of a test set, in order and in the form of the training set; () for a training set.
     columns: tuple[Feature, ...] = ()
-    is_full: bool = False
-    left_out: tuple[str, ...] = ()
-    plain_labels: bool = False
+    is_full: bool = False  # `columns` are numbers of which none is empty.
+    left_out: tuple[str, ...] = ()  # Columns that are left out where the table has them.
+    plain_labels: bool = False  # Labels that are numbers have no sign beside them, as other data may have another.
+    # The data are one site's, as its file describes them: other sites have the columns, categories and values that are
+    # missing here.
     is_part: bool = False
 
     def of_test(self, train: Examples) -> Reading:

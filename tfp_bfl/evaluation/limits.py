@@ -141,12 +141,10 @@ def abstention_limit(
     if best < 0:
         safest = min(bounds, key=lambda j: (bounds[j], -j))
         promise = Promise(math.floor(1e3 * (1 - bounds[safest])) / 1e3, _limit(curve, safest))
-        raise NoThreshold(
-            f"No abstention threshold has accuracy {accuracy:g} with confidence {confidence:g}: these {number} "
-            f"held-out examples support at most {promise.at_least:g}, at coverage {promise.limit.coverage:.0%}; lower "
-            "the accuracy or the confidence, or hold out more examples.",
-            promise,
-        )
+        what = f"No abstention threshold has accuracy {accuracy:g} with confidence {confidence:g}"
+        most = f"support at most {promise.at_least:g}, at coverage {promise.limit.coverage:.0%}"
+        advice = "lower the accuracy or the confidence, or hold out more examples"
+        raise NoThreshold(f"{what}: these {number} held-out examples {most}; {advice}.", promise)
     return _limit(curve, best)
 
 

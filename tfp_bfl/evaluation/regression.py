@@ -154,10 +154,8 @@ def _check_mixture(means: object, variances: object, labels: object, zero: bool 
     """Return means and variances [S, B] and labels [B] in float64; variances may be 0 with `zero`."""
     means, variances, labels = (np.asarray(x, np.float64) for x in (means, variances, labels))
     if means.ndim != 2 or means.shape != variances.shape or labels.shape != means.shape[1:] or not len(means):
-        raise InvalidArgument(
-            f"means and variances must be of shape [S, B] and labels [B], but they are {list(means.shape)}, "
-            f"{list(variances.shape)} and {list(labels.shape)}."
-        )
+        shapes = f"{list(means.shape)}, {list(variances.shape)} and {list(labels.shape)}"
+        raise InvalidArgument(f"means and variances must be of shape [S, B] and labels [B], but they are {shapes}.")
     if not all(np.isfinite(x).all() for x in (means, variances, labels)):
         raise InvalidArgument("means, variances and labels must be finite, but hold NaN or infinity.")
     if np.any(variances < 0) or (not zero and not np.all(variances)):

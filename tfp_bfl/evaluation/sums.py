@@ -320,11 +320,9 @@ def client_warnings(rows: Sequence[Row]) -> list[str]:
         is_number = "rmse" in tested[0]
         test = "errors above the upper quartile of all" if is_number else "right predictions"
         more = f"; and {len(below) - _MOST_NAMES} more" if len(below) > _MOST_NAMES else ""
-        warnings.append(
-            f"On its own test rows a client is significantly {'above' if is_number else 'below'} all others: "
-            f"{'; '.join(below[:_MOST_NAMES])}{more} (two-sided Fisher's exact test of the {test}, Bonferroni's "
-            f"correction for {len(tested)} clients)."
-        )
+        what = f"a client is significantly {'above' if is_number else 'below'} all others"
+        by = f"two-sided Fisher's exact test of the {test}, Bonferroni's correction for {len(tested)} clients"
+        warnings.append(f"On its own test rows {what}: {'; '.join(below[:_MOST_NAMES])}{more} ({by}).")
     for _, (_, times, sentence) in compared:
         if times >= _FEW_TIMES:
             asked = "are the labels of one of both" if len(tested) == _PAIR else "are its labels"
@@ -342,8 +340,6 @@ def _against(row: Row, others: Sequence[Row]) -> tuple[bool, float, str]:
     is_worse = row["large_errors"] > mean("large_errors") if score == "RMSE" else row[name] < mean(name)
     low, high = sorted((row[name], mean(name, power)))
     ends = f" [{row[f'{name}_low']:{form}}, {row[f'{name}_high']:{form}}]" if f"{name}_low" in row else ""
-    sentence = (
-        f"{row['client']}, {score} {row[name]:{form}}{ends} of {row['n']:,} rows, others {mean(name, power):{form}}, "
-        f"p = {row['p_value']:.1g}"
-    )
+    own = f"{row['client']}, {score} {row[name]:{form}}{ends} of {row['n']:,} rows"
+    sentence = f"{own}, others {mean(name, power):{form}}, p = {row['p_value']:.1g}"
     return is_worse, high / low if low else math.inf, sentence

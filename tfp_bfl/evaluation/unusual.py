@@ -62,11 +62,8 @@ def out_of_distribution(scores_in: object, scores_out: object) -> OutOfDistribut
     together = np.concatenate(scores)
     # The largest score that leaves 5 % of those from elsewhere below at most.
     limit = np.sort(scores[1])[int(np.floor((1 - CAUGHT) * len(scores[1]) + 1e-9))]
-    return OutOfDistribution(
-        float(roc_auc_score(is_out, together)),
-        float(average_precision_score(is_out, together, pos_label=1)),
-        float(np.mean(scores[0] >= limit)),
-    )
+    auroc, aupr = roc_auc_score(is_out, together), average_precision_score(is_out, together, pos_label=1)
+    return OutOfDistribution(float(auroc), float(aupr), float(np.mean(scores[0] >= limit)))
 
 
 def auroc_interval(auroc: float, num_in: int, num_out: int, confidence: float = 0.95) -> tuple[float, float]:

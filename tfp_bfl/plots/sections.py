@@ -28,6 +28,16 @@ RELIABILITY = (
     "Bars that end on the dashed line mean that accuracy equals confidence. Lower bars mean overconfidence, higher "
     "bars underconfidence. The range about the line is two standard deviations of chance: wide in bins of few examples."
 )
+# The figures of a regression, by their headings, and how to read each.
+_OF_NUMBERS = {"predicted_against_true": "Predictions", "interval_coverage": "Coverage"}
+_OF_NUMBERS["error_retention"] = "RMSE and coverage"
+_HOW_OF_NUMBERS = (
+    "Each dot is an example of the test set. Nine of ten intervals should reach the dashed line.",
+    "A line on the diagonal means that observed coverage equals nominal coverage; below it intervals are too narrow, "
+    "above it too wide. The band is two standard deviations of chance.",
+    "A line that falls to the left means that the uncertainty detects large errors: the RMSE is lower on the examples "
+    "of lower uncertainty.",
+)
 # Number of runs in a table that fits half of the page.
 _MOST_BESIDE = 3
 
@@ -140,10 +150,8 @@ def _learning(runs: Sequence[RunResults], drawn: Figure | None) -> Section:
 
 
 def _retention(runs: Sequence[RunResults], drawn: Figure | None) -> Section:
-    how = (
-        "A line that rises to the left means that the uncertainty detects errors: accuracy is higher on the "
-        "examples of lower uncertainty."
-    )
+    errors = "A line that rises to the left means that the uncertainty detects errors"
+    how = f"{errors}: accuracy is higher on the examples of lower uncertainty."
     if len(runs) == 1:
         figure = drawn or retention_curves(runs[0].probabilities, runs[0].labels, runs[0].uncertainties)
     else:
@@ -156,23 +164,7 @@ def _regression(runs: Sequence[RunResults], drawn: Mapping[str, Figure]) -> Iter
     """Return the section on runs that predict numbers."""
     of_numbers = [(run.numbers, run.labels) for run in runs if run.numbers is not None]
     figures = [drawn] if len(runs) == 1 and drawn else [regression_figures(*own) for own in of_numbers]
-    sections = {
-        "predicted_against_true": (
-            "Predictions",
-            "Each dot is an example of the test set. Nine of ten intervals should reach the dashed line.",
-        ),
-        "interval_coverage": (
-            "Coverage",
-            "A line on the diagonal means that observed coverage equals nominal coverage; below it intervals are too "
-            "narrow, above it too wide. The band is two standard deviations of chance.",
-        ),
-        "error_retention": (
-            "RMSE and coverage",
-            "A line that falls to the left means that the uncertainty detects large errors: the RMSE is lower on the "
-            "examples of lower uncertainty.",
-        ),
-    }
-    for name, (heading, how) in sections.items():
+    for (name, heading), how in zip(_OF_NUMBERS.items(), _HOW_OF_NUMBERS):
         yield Section(heading, how, pictures=_each(runs, [own[name] for own in figures]), is_wide=len(runs) > 1)
 
 

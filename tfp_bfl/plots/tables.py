@@ -54,12 +54,8 @@ _HIGHER = ("macro_recall", "macro_precision", "auroc", "sensitivity", "specifici
 BETTER = {"accuracy": 1, **dict.fromkeys(("rmse", "mae", "test_nll", "ece", "brier", "mce"), -1)}
 BETTER |= {**dict.fromkeys(_HIGHER, 1), "crps": -1}
 BETTER |= {f"{prefix}{name}": direction for prefix in _OF_PARTS for name, direction in BETTER.items()}
-BETTER |= {
-    f"{adapted}{group}_accuracy{least}": 1
-    for group in ("client", "unseen_client")
-    for adapted in ("", "adapted_")
-    for least in ("", "_least")
-}
+_PREFIXES = ("client", "adapted_client", "unseen_client", "adapted_unseen_client")
+BETTER |= {f"{prefix}_accuracy{least}": 1 for prefix in _PREFIXES for least in ("", "_least")}
 # Scores from 0 to 1 that are a fraction of examples or of probability, besides every accuracy.
 _SHARES = {"ece", "mce", "macro_recall", "macro_precision", "coverage", "epistemic_share"}
 
@@ -246,10 +242,9 @@ def client_sizes(run: RunResults) -> Table:
     """Return the numbers of examples and classes of each client, and the rounds in which it was left out."""
     counts, faulty = np.asarray(run.label_counts), faulty_rounds(run.rounds)
     names = run.client_names or [str(k) for k in range(len(counts))]
-    rows = [
-        (name, [f"{own.sum():g}", str(np.count_nonzero(own)), *([str(faulty.get(str(k), 0))] if faulty else [])])
-        for k, (name, own) in enumerate(zip(names, counts[:MOST_CLIENTS]))
-    ]
+    of = lambda k: [str(faulty.get(str(k), 0))] if faulty else []
+    held = enumerate(zip(names, counts[:MOST_CLIENTS]))
+    rows = [(name, [f"{own.sum():g}", str(np.count_nonzero(own)), *of(k)]) for k, (name, own) in held]
     return table("Clients", ["client", "examples", "classes", *(["faulty rounds"] if faulty else [])], rows)
 
 
