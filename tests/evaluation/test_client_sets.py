@@ -120,20 +120,15 @@ def test_too_few_clients_or_examples_have_no_limit_for_unseen_clients(number, si
     assert more is None or more.limit() == 0.75
 
 
-def test_many_examples_of_its_own_leave_nothing_of_the_federation():
-    rng = np.random.default_rng(1)
-    _, counts = histograms(rng, 30, 100, 2.0)
-    calibration = evaluation.calibrate_clients(counts, coverage=0.8)
+def test_concentrations_and_own_examples():
+    """The concentration is larger where clients are alike; many own examples leave nothing of the federation."""
+    rng = np.random.default_rng(2)
+    alike, unlike = (evaluation.calibrate_clients(histograms(rng, 40, 80, c)[1], 0.8) for c in (1000.0, 1.0))
+    assert alike.concentration > 100 > 10 > unlike.concentration
     own = rng.beta(30, 1.5, 100_000)
     exact = np.quantile(own, 0.2)
-    assert calibration.limit(np.histogram(own, BINS, (0, 1))[0]) == pytest.approx(exact, abs=2 / BINS)
-    assert abs(calibration.limit() - exact) > 0.1
-
-
-def test_the_concentration_is_larger_where_clients_are_alike():
-    rng = np.random.default_rng(2)
-    alike, unlike = (evaluation.calibrate_clients(histograms(rng, 40, 80, c)[1]) for c in (1000.0, 1.0))
-    assert alike.concentration > 100 > 10 > unlike.concentration
+    assert unlike.limit(np.histogram(own, BINS, (0, 1))[0]) == pytest.approx(exact, abs=2 / BINS)
+    assert abs(unlike.limit() - exact) > 0.1
 
 
 def test_clients_are_covered_with_the_stated_confidence():

@@ -28,15 +28,10 @@ _MOST_PERMUTATIONS = 10**6
 
 
 class Counts(NamedTuple):
-    """Counts of one feature in bins that need no range: only bins with examples are held, so that all scales are fine.
+    """Counts of one feature in bins that need no range: only bins with examples are held."""
 
-    Fields:
-      lower: the smallest value of each bin, ascending [B]; the first bin has no lower end.
-      counts: of the examples [B].
-    """
-
-    lower: np.ndarray
-    counts: np.ndarray
+    lower: np.ndarray  # The smallest value of each bin, ascending [B]; the first bin has no lower end.
+    counts: np.ndarray  # Of the examples [B].
 
 
 class Histograms(NamedTuple):

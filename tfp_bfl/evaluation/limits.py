@@ -136,7 +136,16 @@ def abstention_limit(
     check_share(accuracy, "accuracy")
     number = len(check_scores(uncertainty, "uncertainty"))
     tried = [int(np.argmax(curve.coverage >= i / _TRIES - _ROUNDING)) for i in range(1, _TRIES + 1)]
-    bounds = {j: _bound(curve, j, number, confidence) for j in (tried if confidence else range(len(curve.limit)))}
+
+    def bound(j: int) -> float:
+        """Return an upper bound of the risk below the j-th limit."""
+        answered = round(curve.coverage[j] * number)
+        mistakes = round(curve.risk[j] * answered)
+        if confidence == 0 or mistakes == answered:
+            return float(curve.risk[j])
+        return float(stats.beta.ppf(1 - (1 - confidence) / _TRIES, mistakes + 1, answered - mistakes))
+
+    bounds = {j: bound(j) for j in (tried if confidence else range(len(curve.limit)))}
     best = max((j for j, risk in bounds.items() if risk <= 1 - accuracy), default=-1)
     if best < 0:
         safest = min(bounds, key=lambda j: (bounds[j], -j))
@@ -192,17 +201,6 @@ def at_temperature(probabilities: object, temperature: float) -> np.ndarray:
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     found: np.ndarray = (powers / powers.sum(-1, keepdims=True)).astype(np.float32)
     return found
-
-
-def _bound(curve: RiskCoverage, j: int, number: int, confidence: float) -> float:
-    """Return an upper bound of the risk below the j-th limit."""
-    if confidence == 0:
-        return float(curve.risk[j])
-    answered = round(curve.coverage[j] * number)
-    mistakes = round(curve.risk[j] * answered)
-    if mistakes == answered:
-        return 1.0
-    return float(stats.beta.ppf(1 - (1 - confidence) / _TRIES, mistakes + 1, answered - mistakes))
 
 
 def _limit(curve: RiskCoverage, j: int) -> Limit:

@@ -184,8 +184,8 @@ Row = dict[str, Any]
 
 
 def client_scores(
-    predictions: object,
-    labels: object,
+    predictions: Any,
+    labels: Any,
     clients: object,
     *,
     covered: Array | None = None,
@@ -221,7 +221,18 @@ def client_scores(
     owners = as_text(np.asarray(clients, object).tolist())
     every = {name: k for k, name in enumerate(dict.fromkeys([*as_text(names), *owners.tolist()]))}
     place = np.array([every[name] for name in owners.tolist()], np.int64)
-    columns = _columns(predictions, labels, losses)
+    columns: dict[str, np.ndarray] = {} if losses is None else {"nll": np.asarray(losses, np.float64)}
+    if np.ndim(predictions) == 1:
+        errors = np.asarray(predictions, np.float64) - np.asarray(labels, np.float64)
+        columns |= {"square": errors**2, "fourth": errors**4, "errors": error_bins(errors)}
+        columns.setdefault("nll", np.full(len(errors), np.nan))
+    else:
+        tensor = check_probabilities(predictions)
+        true = check_labels(labels, tensor).numpy()
+        columns["correct"] = (tensor.numpy().argmax(-1) == true).astype(np.float64)
+        columns.setdefault("nll", nll_of_classes(tensor.numpy(), true))
+        for c in range(2) if tensor.shape[1] == 2 else ():
+            columns |= {f"label_{c}": (true == c).astype(np.float64), f"correct_{c}": columns["correct"] * (true == c)}
     columns |= {} if covered is None else {"covered": np.asarray(covered, np.float64)}
     if any(x.shape != place.shape for x in columns.values()):
         raise InvalidArgument(f"There are {len(place)} clients for {len(columns['nll'])} rows: name one for each row.")
@@ -234,29 +245,17 @@ def client_scores(
     return scores_of_sums({name: {key: x[k] for key, x in totals.items()} for name, k in every.items()})
 
 
-def _columns(predictions: Any, labels: Any, losses: Array | None) -> dict[str, np.ndarray]:
-    """Return the summands of each row."""
-    if np.ndim(predictions) == 1:
-        nll = np.full(len(predictions), np.nan) if losses is None else np.asarray(losses, np.float64)
-        errors = np.asarray(predictions, np.float64) - np.asarray(labels, np.float64)
-        return {"square": errors**2, "fourth": errors**4, "errors": error_bins(errors), "nll": nll}
-    tensor = check_probabilities(predictions)
-    true = check_labels(labels, tensor).numpy()
-    right = (tensor.numpy().argmax(-1) == true).astype(np.float64)
-    nll = nll_of_classes(tensor.numpy(), true) if losses is None else np.asarray(losses, np.float64)
-    found = {"correct": right, "nll": nll}
-    if tensor.shape[1] == 2:
-        for c in range(2):
-            found |= {f"label_{c}": (true == c).astype(np.float64), f"correct_{c}": right * (true == c)}
-    return found
-
-
 def scores_of_sums(sums: Mapping[str, Mapping[str, Any]]) -> list[Row]:
     """Compute the rows of `client_scores` from sums over each client's rows, those of `score_sums` or `number_sums`:
     client -> "count", "nll" and "correct" or the sums of errors; where known "covered", and both classes' numbers.
     """
     filled = {name: x for name, x in sums.items() if x["count"]}
-    large = _large(filled) if any("errors" in x for x in filled.values()) else {}
+    large: dict[str, float] = {}
+    if any("errors" in x for x in filled.values()):  # Those above the upper quartile, to the nearest edge of the bins.
+        errors = {name: np.asarray(x["errors"], np.float64) for name, x in filled.items()}
+        total = np.sum([*errors.values()], 0)
+        edge = int(np.argmin(np.abs((total.sum() - np.cumsum(total)) / total.sum() - _LARGE)))
+        large = {name: float(x[edge + 1 :].sum()) for name, x in errors.items()}
     p_values = different_proportions(
         {name: (x["count"] - large[name] if large else x["correct"], x["count"]) for name, x in filled.items()}, LEVEL
     )
@@ -291,15 +290,6 @@ def _scores(sums: Mapping[str, Any]) -> Row:
 def _proportion(name: str, count: Any, number: Any) -> Row:
     low, high = proportion_interval(round(float(count)), round(float(number)), _CONFIDENCE)
     return {name: float(count) / float(number), f"{name}_low": low, f"{name}_high": high}
-
-
-def _large(sums: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return the number of each client's errors above the upper quartile of all, to the nearest edge of the bins."""
-    every = {name: np.asarray(x["errors"], np.float64) for name, x in sums.items()}
-    total = np.sum([*every.values()], 0)
-    above = total.sum() - np.cumsum(total)
-    edge = int(np.argmin(np.abs(above / total.sum() - _LARGE)))
-    return {name: float(x[edge + 1 :].sum()) for name, x in every.items()}
 
 
 def client_warnings(rows: Sequence[Row]) -> list[str]:

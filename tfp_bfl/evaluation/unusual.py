@@ -215,7 +215,16 @@ def fit_unusual(
         raise InvalidArgument(f"false_alarms is {false_alarms}, but must be between 0 and 1.")
     if not number:
         raise InvalidArgument("The threshold of unusual examples needs held-out examples, and there are none.")
-    features_of = _features_of(model)
+    below = penultimate(model)
+
+    @functools.partial(tf.function, autograph=False, reduce_retracing=True)
+    def batch(inputs: tf.Tensor) -> tf.Tensor:
+        with sampling("mean"):
+            return below(as_floats(inputs))
+
+    def features_of(examples: Any) -> np.ndarray:
+        starts = range(0, len(examples), BATCH_SIZE)
+        return np.concatenate([np.float64(batch(tf.constant(examples[i : i + BATCH_SIZE]))) for i in starts])
 
     def sums_of(k: int) -> FeatureSums:
         examples = clients.examples(k)
@@ -277,18 +286,3 @@ def _gaussians(sums: FeatureSums) -> tuple[np.ndarray, np.ndarray]:
     covariance = (1 - shrinkage) * within + (shrinkage * size + 1e-9) * np.eye(width)
     values, vectors = np.linalg.eigh(covariance)
     return means, vectors / np.sqrt(np.maximum(values, 1e-9 * max(values.max(), 1e-30)))
-
-
-def _features_of(model: keras.Model) -> Callable[[Any], np.ndarray]:
-    call = penultimate(model)
-
-    @functools.partial(tf.function, autograph=False, reduce_retracing=True)
-    def batch(inputs: tf.Tensor) -> tf.Tensor:
-        with sampling("mean"):
-            return call(as_floats(inputs))
-
-    def features(examples: Any) -> np.ndarray:
-        starts = range(0, len(examples), BATCH_SIZE)
-        return np.concatenate([np.float64(batch(tf.constant(examples[i : i + BATCH_SIZE]))) for i in starts])
-
-    return features

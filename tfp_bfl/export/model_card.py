@@ -149,6 +149,10 @@ def card(info: Info) -> str:
     weights = "Its weights are sampled from a posterior." if facts["stochastic"] else points
     named = ", ".join(_cell(name) for name, _, _ in columns_of(info))
     columns = f"\n\nColumns: {named}." if named else ""
+    client = ""
+    if "client" in data:
+        trained = "" if data.get("client_in_training") else ", which was held out of training"
+        client = f" It is the personal model of client {_cell(data['client'])} of a federation{trained}."
     found, note = statement(info.configuration), rounding(info)
     # A calibration has another temperature.
     full = {"temperature": "posterior temperature"}
@@ -156,7 +160,7 @@ def card(info: Info) -> str:
     metrics = {label_of(name): x for name, x in (info.metrics or {}).items()}
     return _CARD.format(
         name=facts["name"],
-        what=f"{what} {weights}{_whose(data)}",
+        what=f"{what} {weights}{client}",
         shape=facts["input_shape"],
         output=_cell(target[0]) if target else f"{facts['num_classes']} classes",
         num_weights=facts["num_weights"],
@@ -254,13 +258,6 @@ def _epistemic(temperature: float | None) -> str:
     change, than = ("sharpened", "less") if temperature < 1 else ("widened", "more")
     posterior = f"The posterior is\n  {change} (posterior temperature {temperature:g})"
     return f"{posterior}: this is {than} than more training data would\n  remove."
-
-
-def _whose(data: Mapping[str, Any]) -> str:
-    if "client" not in data:
-        return ""
-    trained = "" if data.get("client_in_training") else ", which was held out of training"
-    return f" It is the personal model of client {_cell(data['client'])} of a federation{trained}."
 
 
 def _outside(metrics: Mapping[str, Any] | None, data: Mapping[str, Any], calibrated: bool) -> str:

@@ -103,7 +103,14 @@ def make_functions(
     at_sample = traced(pair)(of_sample) if columns or target else draw.get_concrete_function()
 
     # Not traced for nothing: a function without variables would be an operation of its own.
-    scored = (lambda images: {}) if unusual is None else traced()(_scorer(model, unusual))
+    features_of = penultimate(model) if unusual is not None else None
+
+    def score(images: tf.Tensor) -> dict[str, tf.Tensor]:
+        assert unusual is not None and features_of is not None
+        with _portable(model), sampling("mean"):
+            return {"unusual": unusual_score(unusual, features_of(images), images)}
+
+    scored = (lambda images: {}) if unusual is None else traced()(score)
 
     @traced()
     def at_mean(images: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -151,17 +158,6 @@ def make_functions(
     for function in (mean, sample, predict, abstain):
         setattr(module, function.__name__, tf.function(function, autograph=False))
     return module
-
-
-def _scorer(model: keras.Model, unusual: Unusual) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
-    """Return the function from examples as the model takes them to the output `unusual`."""
-    features_of = penultimate(model)
-
-    def scored(images: tf.Tensor) -> dict[str, tf.Tensor]:
-        with _portable(model), sampling("mean"):
-            return {"unusual": unusual_score(unusual, features_of(images), images)}
-
-    return scored
 
 
 def _scaled(images: tf.Tensor) -> tf.Tensor:
