@@ -23,8 +23,11 @@ def test_numbers_become_float32(dtype):
 
 
 @pytest.mark.parametrize("features", [TABLE, IMAGES, IMAGES.astype(np.float32) / 255])
-def test_what_is_right_stays_the_same_array(features):
+def test_what_is_right_stays_the_same_array(features, tmp_path):
     assert made(features).features is features
+    np.save(tmp_path / "rows.npy", TABLE * np.nan)  # What is read on demand is not read.
+    rows = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    assert made(rows).features is rows
 
 
 def test_bytes_get_a_channel_axis_and_whole_numbers_to_255_are_bytes():
@@ -32,12 +35,6 @@ def test_bytes_get_a_channel_axis_and_whole_numbers_to_255_are_bytes():
         source = made(given)
         assert source.features.dtype == np.uint8
         np.testing.assert_array_equal(source.features, IMAGES)
-
-
-def test_what_is_read_on_demand_is_not_read(tmp_path):
-    np.save(tmp_path / "rows.npy", TABLE * np.nan)
-    rows = np.load(tmp_path / "rows.npy", mmap_mode="r")
-    assert made(rows).features is rows
 
 
 @pytest.mark.parametrize(

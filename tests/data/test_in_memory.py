@@ -96,10 +96,7 @@ def test_a_test_set_is_on_the_scale_of_the_training_set(path):
     assert (given.train.num_examples, given.test.num_examples, given.clients) == (60, 7, None)
     wanted = (FEATURES[:7] + 1 - FEATURES.mean(0)) / FEATURES.std(0)
     np.testing.assert_allclose(given.test.features, wanted, rtol=1e-3, atol=1e-5)
-
-
-def test_images_stay_bytes():
-    found = data.read_own((RNG.integers(0, 256, (40, 5, 5), dtype=np.uint8), np.arange(40) % 2))
+    found = data.read_own((RNG.integers(0, 256, (40, 5, 5), dtype=np.uint8), np.arange(40) % 2))  # Images stay bytes.
     assert found.train.features.dtype == np.uint8 and found.train.element_shape == (5, 5, 1)
 
 

@@ -102,7 +102,11 @@ def test_what_is_wrong_with_a_table(tmp_path, change, options, message):
     refuses(message, read_own, written(tmp_path, table=change), **options)
 
 
-def test_files_that_are_none(tmp_path):
+def test_files_that_are_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scans").mkdir()
+    assert is_own("a/b.csv") and is_own("b.PARQUET") and is_own("scans") and is_own(str(tmp_path))
+    assert not is_own("mnist") and not is_own("cifar10_corrupted/fog_3")
     for name in ("a.csv", "a.parquet", "a.npz"):
         refuses("can't be read: No such file", read_own, tmp_path / name)
         (tmp_path / name).write_bytes(b"\0\1\2" * 100)
@@ -243,13 +247,6 @@ def test_images_are_turned_as_exif_states(tmp_path, orientation, suffix):
     np.testing.assert_allclose(means, np.broadcast_to([255] * 3 + [0] * 3, means.shape), atol=3)
 
 
-def test_what_is_called_by_a_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "scans").mkdir()
-    assert is_own("a/b.csv") and is_own("b.PARQUET") and is_own("scans") and is_own(str(tmp_path))
-    assert not is_own("mnist") and not is_own("cifar10_corrupted/fog_3")
-
-
 ARRAYS = {"features": np.stack([AGE, DOSE], 1), "labels": SICK, "clients": CENTRE}
 
 
@@ -259,9 +256,10 @@ def named_archive(folder):
 
 
 def named_archives(folder):
-    for name, rows in {"train": slice(None), "test": slice(9)}.items():
-        np.savez(folder / f"{name}.npz", **{key.replace("clients", "site"): x[rows] for key, x in ARRAYS.items()})
-    return {"path": folder / "train.npz", "client": "site", "test": folder / "test.npz"}
+    paths = {"path": folder / "train.npz", "test": folder / "test.npz"}
+    for path, rows in zip(paths.values(), (slice(None), slice(9))):
+        np.savez(path, **{key.replace("clients", "site"): x[rows] for key, x in ARRAYS.items()})
+    return {**paths, "client": "site"}
 
 
 def named_folder(folder):

@@ -47,7 +47,7 @@ def crop_and_flip(padding: int = 4) -> Augmentation:
 
 # A new augmentation is one function here and one line in this table.
 AUGMENTATIONS: Table = {
-    "crop_and_flip": WithArgument(crop_and_flip, "padding", int, lambda n: check_count(n, "padding", 0)),
+    "crop_and_flip": WithArgument(crop_and_flip, "padding", int, lambda n: check_count(n, "padding", 0))
 }
 
 

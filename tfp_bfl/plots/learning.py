@@ -146,21 +146,16 @@ def chain_traces(values: Mapping[str, Any], rounds: Any | None = None) -> Figure
     figure = style.new_figure(height=0.4 + 2.1 * len(chains), width=8.0)
     panels = figure.subplots(len(chains), 2, squeeze=False, sharey="row", width_ratios=(3, 1))
     for (name, of_chains), (trace, marginal) in zip(chains.items(), panels):
-        _draw(trace, marginal, name, of_chains, rounds)
+        bins = np.histogram_bin_edges(of_chains, 30).tolist()
+        for number, x in enumerate(of_chains):
+            look = {**style.line(number), "linestyle": "-"}
+            at, weights = np.arange(1, len(x) + 1) if rounds is None else rounds, np.full(len(x), 1 / len(x))
+            trace.plot(at, x, **look, linewidth=0.8, label=f"chain {number}")
+            marginal.hist(x, bins, weights=weights, orientation="horizontal", histtype="step", color=look["color"])
+        agree, draws = potential_scale_reduction(of_chains), effective_sample_size(of_chains)
+        style.tidy(trace, f"{style.plain(name, 30)}: R-hat {agree:.3f}, {draws:.0f} effective samples")
+        style.tidy(marginal)
     panels[-1, 0].set_xlabel("round", fontsize=style.SIZE, color=style.INK)
     panels[-1, 1].set_xlabel("fraction", fontsize=style.SIZE, color=style.INK)
     style.figure_legend(figure, panels[0, 0])
     return figure
-
-
-def _draw(trace: Axes, marginal: Axes, name: str, chains: np.ndarray, rounds: Any | None) -> None:
-    bins = np.histogram_bin_edges(chains, 30).tolist()
-    for number, of_chain in enumerate(chains):
-        look = {**style.line(number), "linestyle": "-"}
-        at = np.arange(1, len(of_chain) + 1) if rounds is None else rounds
-        trace.plot(at, of_chain, **look, linewidth=0.8, label=f"chain {number}")
-        weights = np.full(len(of_chain), 1 / len(of_chain))
-        marginal.hist(of_chain, bins, weights=weights, orientation="horizontal", histtype="step", color=look["color"])
-    agree, draws = potential_scale_reduction(chains), effective_sample_size(chains)
-    style.tidy(trace, f"{style.plain(name, 30)}: R-hat {agree:.3f}, {draws:.0f} effective samples")
-    style.tidy(marginal)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_bfl.evaluation.classification import ClassScores, class_scores
+from tfp_bfl.evaluation.classification import class_scores
 from tfp_bfl.evaluation.unusual import auroc_interval, out_of_distribution
 from tfp_bfl.labels import duration, label_of
 from tfp_bfl.plots.page import Cell, Headline, Table, table
@@ -139,7 +139,15 @@ def out_of_distribution_scores(runs: Sequence[RunResults], quantities: Mapping[s
     """Return the AUROC, with its 95 % interval, and AUPR of each score: key -> what it is called."""
     rows = []
     for quantity, name in quantities.items():
-        scores = [_separation(run, quantity) for run in runs]
+        scores = []
+        for run in runs:
+            inside, outside = of_both(run, quantity)
+            if inside is None or outside is None or not (np.any(inside) or np.any(outside)):
+                scores.append((DASH, DASH))
+                continue
+            found = out_of_distribution(inside, outside)
+            low, high = auroc_interval(found.auroc, len(inside), len(outside))
+            scores.append((f"{found.auroc:.3f} [{low:.3f}, {high:.3f}]", f"{found.aupr:.3f}"))
         rows += [(f"{area} of the {name}", [pair[i] for pair in scores]) for i, area in enumerate(("AUROC", "AUPR"))]
     return table("Scores", _heads(runs), rows)
 
@@ -148,16 +156,6 @@ def of_both(run: RunResults, quantity: str) -> tuple[np.ndarray | None, np.ndarr
     """Return an uncertainty of the test set and of the out-of-distribution examples, each None if not recorded."""
     inside = {**run.uncertainties, **(run.numbers or {}), "unusual": run.unusual}
     return inside.get(quantity), (run.out_of_distribution or {}).get(quantity)
-
-
-def _separation(run: RunResults, quantity: str) -> tuple[str, str]:
-    """Return the AUROC with its interval, and the AUPR, in digits."""
-    inside, outside = of_both(run, quantity)
-    if inside is None or outside is None or not (np.any(inside) or np.any(outside)):
-        return DASH, DASH
-    found = out_of_distribution(inside, outside)
-    low, high = auroc_interval(found.auroc, len(inside), len(outside))
-    return f"{found.auroc:.3f} [{low:.3f}, {high:.3f}]", f"{found.aupr:.3f}"
 
 
 def of_classes(run: RunResults) -> tuple[str, list[Table]]:
@@ -171,10 +169,6 @@ def of_classes(run: RunResults) -> tuple[str, list[Table]]:
     if len(names) <= MOST_CONFUSED:
         confusion = [(name, map(str, row)) for name, row in zip(names, scores.confusion.tolist())]
         tables.append(table("Confusion matrix", ["label, predicted as", *names], confusion))
-    return _in_words(scores, names), tables
-
-
-def _in_words(scores: ClassScores, names: Sequence[str]) -> str:
     words = [f"Balanced accuracy {scores.balanced_accuracy:.3f}"]
     words += [] if scores.auroc is None else [f"AUROC {scores.auroc:.3f}"]
     for what, name in (("sensitivity", names[-1]), ("specificity", names[0])):
@@ -182,7 +176,7 @@ def _in_words(scores: ClassScores, names: Sequence[str]) -> str:
             words += [f"{what} (recall of {name}) {recall.value:.3f} [{recall.low:.3f}, {recall.high:.3f}]"]
     more = f" The first {MOST_CLASSES} classes." if len(names) > MOST_CLASSES else ""
     interval = " Brackets: 95 % intervals (Wilson)." if scores.sensitivity or scores.specificity else ""
-    return f"{'; '.join(words)}.{interval}{more}"
+    return f"{'; '.join(words)}.{interval}{more}", tables
 
 
 def baselines(runs: Sequence[RunResults]) -> Table:
