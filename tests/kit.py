@@ -27,10 +27,11 @@ def refusal(capsys, *arguments):
 
 
 def refuses(message, function, *arguments, **options):
-    """Check that a call is refused with one sentence, of which a part matches the expression `message`."""
+    """Check that a call is refused with one sentence, of which a part matches the expression `message`; return it."""
     with pytest.raises(InvalidArgument, match=message) as caught:
         function(*arguments, **options)
     assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 def fails(message, function, *arguments, **options):

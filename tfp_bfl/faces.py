@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import pathlib
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 
-def export_later(package: str, homes: Mapping[str, str]) -> None:
-    """Give a package a `__getattr__` for names of its own modules that are imported late.
+def export_later(package: str) -> None:
+    """Give a package a `__getattr__` for the names that it imports for type checkers alone (`if TYPE_CHECKING`).
 
     Type checkers do not see it, and so refuse all other names.
-
-    Args:
-      package: its name.
-      homes: exported name -> the module that defines it.
     """
+    module = sys.modules[package]
+    tree = ast.parse(pathlib.Path(str(module.__file__)).read_text(encoding="utf-8"))
+    late = [
+        node for x in tree.body if isinstance(x, ast.If) and ast.unparse(x.test) == "TYPE_CHECKING" for node in x.body
+    ]
+    homes = {
+        x.name: node.module for node in late if isinstance(node, ast.ImportFrom) and node.module for x in node.names
+    }
 
     def find(name: str) -> Any:
         if name in homes:
             return getattr(importlib.import_module(homes[name]), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    vars(sys.modules[package])["__getattr__"] = find
+    vars(module)["__getattr__"] = find
 
 
 class Later:

@@ -43,8 +43,8 @@ def predictions(rows):
     found = bfl.evaluation.evaluate(model(), rows, np.zeros(len(rows), np.int32), num_samples=5)
     with bfl.layers.sampling("mean"):
         below = unusual.penultimate(model())(tf.constant(rows)).numpy()
-    parts = unusual._parts(score(), below, rows)
-    return {"probabilities": found.probabilities, "entropy": found.entropy, "distance": parts[0], "range": parts[1]}
+    distance, beyond = unusual._distance(score(), below).numpy(), unusual._range(score(), rows).numpy()
+    return {"probabilities": found.probabilities, "entropy": found.entropy, "distance": distance, "range": beyond}
 
 
 @functools.cache
@@ -61,7 +61,8 @@ def p_values(number, shift=0.0):
     least = []
     for k in range(BATCHES):
         held = {name: x[k] for name, x in references().items()}
-        fitted = unusual._with_thresholds(score(), held["distance"], held["range"], 0.01)
+        parts = {"feature_limit": held["distance"], "range_limit": held["range"]}
+        fitted = unusual._with_thresholds(score(), parts, 0.01)
         batch = {name: x[k] for name, x in new.items()}
         above = np.maximum(batch["distance"] / fitted.feature_limit, batch["range"] / fitted.range_limit)
         answers = {**batch, "label": batch["probabilities"].argmax(1), "unusual": above}

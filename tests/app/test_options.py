@@ -16,8 +16,8 @@ from tfp_bfl.algorithms.personal.work import KL_REDUCTIONS
 from tfp_bfl.app.one_run import build
 from tfp_bfl.app.options.config import RunConfig, class_of, fields, make_config
 from tfp_bfl.data.cells import DATE_UNITS
+from tfp_bfl.data.equal_partitions import PARTITIONS
 from tfp_bfl.data.own import TASKS
-from tfp_bfl.data.partition_names import PARTITIONS
 from tfp_bfl.layers.variational_dropout import PARAMETRIZATIONS
 from tfp_bfl.models.blocks import INITIALIZERS, NORMALIZATIONS, VARIATIONAL
 from tfp_bfl.options import choices

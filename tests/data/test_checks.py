@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from tests.kit import refuses
 from tfp_bfl.data import Source
-from tfp_bfl.errors import InvalidArgument
 
 LABELS = np.array([0, 1, 0], np.int32)
 TABLE = np.arange(6.0, dtype=np.float32).reshape(3, 2)
@@ -23,24 +23,18 @@ def test_numbers_become_float32(dtype):
 
 
 @pytest.mark.parametrize("features", [TABLE, IMAGES, IMAGES.astype(np.float32) / 255])
-def test_what_is_right_stays_the_same_array(features):
+def test_what_is_right_stays_the_same_array(features, tmp_path):
     assert made(features).features is features
-
-
-def test_what_is_read_on_demand_is_not_read(tmp_path):
-    np.save(tmp_path / "rows.npy", TABLE * np.nan)
+    np.save(tmp_path / "rows.npy", TABLE * np.nan)  # What is read on demand is not read.
     rows = np.load(tmp_path / "rows.npy", mmap_mode="r")
     assert made(rows).features is rows
 
 
-def test_bytes_get_a_channel_axis():
-    np.testing.assert_array_equal(made(IMAGES[..., 0]).features, IMAGES)
-
-
-def test_whole_numbers_to_255_are_bytes():
-    source = made(IMAGES.astype(np.float64))
-    assert source.features.dtype == np.uint8
-    np.testing.assert_array_equal(source.features, IMAGES)
+def test_bytes_get_a_channel_axis_and_whole_numbers_to_255_are_bytes():
+    for given in (IMAGES[..., 0], IMAGES.astype(np.float64)):
+        source = made(given)
+        assert source.features.dtype == np.uint8
+        np.testing.assert_array_equal(source.features, IMAGES)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +81,4 @@ def test_names_that_are_given_have_the_last_word():
     ],
 )
 def test_one_sentence_each(options, message):
-    with pytest.raises(InvalidArgument, match=message) as caught:
-        made(**options)
-    assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
+    refuses(message, made, **options)

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.kit import refuses
+from tests.kit import refuses, without_times
 from tfp_bfl import clients, data, models, simulate
 from tfp_bfl.algorithms import compose
 from tfp_bfl.servers import replace
@@ -40,8 +40,7 @@ def test_a_run_over_files_is_that_over_memory(files):
     model = lambda: models.mlp("flipout", (30,), 2, hidden=(3,))
     process = compose(model, clients.variational(model, local_epochs=1, batch_size=16), "log_linear_pool", replace())
     runs = [simulate(process, held, 2, cohort_size=2, engine="local").rounds for held in (CLIENTS, files)]
-    drop = lambda rows: [{name: x for name, x in row.items() if "seconds" not in name} for row in rows]
-    assert drop(runs[0]) == drop(runs[1])
+    assert without_times(runs[0]) == without_times(runs[1])
 
 
 def test_writing_again_changes_nothing_and_others_are_refused(files):
@@ -59,37 +58,25 @@ def test_nothing_is_left_of_what_is_not_finished(tmp_path, monkeypatch):
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_folder_without_clients(tmp_path):
-    refuses(r"holds no clients here: it has no clients\.json", data.ClientFiles, tmp_path)
-
-
 @pytest.mark.parametrize("index", ["[]", "{}", '{"version": 2}', "null", '{"version": 1, "source": {}}'])
 def test_an_index_of_something_else(tmp_path, index):
     (tmp_path / "clients.json").write_text(index)
     refuses(r"clients\.json is (not an index|of version 2)", data.ClientFiles, tmp_path)
+    refuses(r"holds no clients here: it has no clients\.json", data.ClientFiles, tmp_path.parent)
 
 
-def _swapped(folder):
-    shutil.copy(folder / "000/client-000000.npz", folder / "000/client-000001.npz")
+HARMS = {
+    "swapped": lambda own, other: shutil.copy(other, own),
+    "cut": lambda own, other: own.write_bytes(own.read_bytes()[:200]),
+    "gone": lambda own, other: own.unlink(),
+}
 
 
-def _cut(folder):
-    path = folder / "000/client-000001.npz"
-    path.write_bytes(path.read_bytes()[:200])
-
-
-def _gone(folder):
-    (folder / "000/client-000001.npz").unlink()
-
-
-@pytest.mark.parametrize("harm", [_swapped, _cut, _gone])
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_damaged_file_is_named(files, harm):
-    harm(files.folder)
+    HARMS[harm](files.folder / "000/client-000001.npz", files.folder / "000/client-000000.npz")
     refuses(r"client-000001\.npz", files.examples, 1)
     assert len(files.examples(2).labels) == 30
-
-
-def test_no_such_client(files):
     refuses("There is no client 3: clients are numbered 0 to 2", files.examples, 3)
 
 

@@ -1,16 +1,18 @@
-"""Images from files, folders and archives: their pixels and order, and which files and kinds can't be read."""
+"""Images from files, folders and archives: their pixels and order, and which can not be read; and crops and mirrors."""
 
+import collections
 import io
 import struct
 import zlib
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from PIL import Image
 
 from tests.kit import refuses
+from tfp_bfl import data
 from tfp_bfl.data import read_images, read_own
-from tfp_bfl.errors import InvalidArgument
 
 SHAPE = (6, 5, 3)
 RNG = np.random.default_rng(0)
@@ -20,14 +22,6 @@ PIXELS = RNG.integers(256, size=SHAPE).astype(np.uint8)
 def write(path, pixels=PIXELS, **options):
     Image.fromarray(pixels).save(path, **options)
     return path
-
-
-@pytest.mark.parametrize("suffix", [".png", ".bmp", ".PNG"])
-def test_pixels_of_formats_without_loss(tmp_path, suffix):
-    images = read_images(write(tmp_path / f"a{suffix}"), SHAPE)
-    np.testing.assert_array_equal(images.pixels, PIXELS[np.newaxis])
-    assert images.pixels.dtype == np.uint8 and images.failures == ()
-    assert images.names == (str(tmp_path / f"a{suffix}"),)
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".jpeg", ".gif"])
@@ -45,6 +39,8 @@ def test_a_folder_is_its_images_by_name(tmp_path):
     (tmp_path / "notes.txt").write_text("not an image")
     images = read_images(tmp_path, SHAPE)
     assert [name.removeprefix(f"{tmp_path}/") for name in images.names] == ["a.bmp", "b/0.gif", "b.png", "c.PNG"]
+    np.testing.assert_array_equal(images.pixels[[0, 2, 3]], [PIXELS] * 3)
+    assert images.pixels.dtype == np.uint8 and images.failures == ()
 
 
 def test_bad_files_do_not_stop_the_others(tmp_path):
@@ -143,17 +139,9 @@ def png_of_16_bits(values, colour):
     return b"\x89PNG\r\n\x1a\n" + content
 
 
-def deep(channels):
-    return 257 * KINDS.integers(256, size=(6, 5, channels))
-
-
-def transparent_palette():
-    image = PALETTE.copy()
-    image.info["transparency"] = 1
-    return image
-
-
-MASK = L > 127
+COLOURS = {"gray": (1, 0), "RGB": (3, 2), "gray with alpha": (2, 4), "RGBA": (4, 6)}
+TRANSPARENT, MASK = PALETTE.copy(), L > 127
+TRANSPARENT.info["transparency"] = 1
 GRAY_PALETTE = Image.fromarray(L).quantize(4)
 # Kind -> the file's content, and its values [6, 5, C].
 READ = {
@@ -161,10 +149,7 @@ READ = {
     "gray": (encoded(L), L[..., np.newaxis]),
     "gray with alpha": (encoded(LA), LA),
     "palette": (encoded(PALETTE), np.array(PALETTE.convert("RGB"))),
-    "palette with a transparent entry": (
-        encoded(PALETTE, transparency=1),
-        np.array(transparent_palette().convert("RGBA")),
-    ),
+    "palette with a transparent entry": (encoded(PALETTE, transparency=1), np.array(TRANSPARENT.convert("RGBA"))),
     "palette of gray": (encoded(GRAY_PALETTE), np.array(GRAY_PALETTE.convert("L"))[..., np.newaxis]),
     "gray with a transparent value": (
         encoded(L, transparency=int(L[0, 0])),
@@ -177,17 +162,14 @@ READ = {
         np.concatenate([RGB, np.where((RGB[0, 0] == RGB).all(-1, keepdims=True), 0, 255)], -1),
     ),
     "RGBA": (encoded(RGBA), RGBA),
-    "EXIF orientation": (encoded(Image.fromarray(RGB.transpose(1, 0, 2)[:, ::-1].copy()), exif=EXIF), None),
-    "animation": (
-        encoded(L, "GIF", save_all=True, append_images=[Image.fromarray(255 - L)]),
-        L[..., np.newaxis],
-    ),
+    "EXIF orientation": (encoded(Image.fromarray(RGB.transpose(1, 0, 2)[:, ::-1].copy()), exif=EXIF), RGB[::-1, ::-1]),
+    "animation": (encoded(L, "GIF", save_all=True, append_images=[Image.fromarray(255 - L)]), L[..., np.newaxis]),
 }
 REFUSED = {
-    "16-bit gray": (png_of_16_bits(deep(1), 0), "has 16 bits a channel"),
-    "16-bit RGB": (png_of_16_bits(deep(3), 2), "has 16 bits a channel"),
-    "16-bit gray with alpha": (png_of_16_bits(deep(2), 4), "has 16 bits a channel"),
-    "16-bit RGBA": (png_of_16_bits(deep(4), 6), "has 16 bits a channel"),
+    **{
+        f"16-bit {name}": (png_of_16_bits(257 * KINDS.integers(256, size=(6, 5, n)), colour), "has 16 bits a channel")
+        for name, (n, colour) in COLOURS.items()
+    },
     "CMYK": (encoded(Image.fromarray(RGBA, "CMYK"), "JPEG"), "pixels of the kind CMYK"),
     "TIFF": (encoded(RGB, "TIFF"), "is not an image file: it must be BMP, GIF, JPEG or PNG"),
     "truncated": (encoded(RGB)[:-40], "is a damaged PNG image"),
@@ -199,9 +181,6 @@ REFUSED = {
 @pytest.mark.parametrize("suffix", [".png", ".jpeg", ".bmp", ".GIF"])
 def test_values_of_each_kind_under_any_name(tmp_path, kind, suffix):
     content, values = READ[kind]
-    if kind == "EXIF orientation":
-        image = Image.open(io.BytesIO(content))
-        values = np.rot90(np.array(image), -1)  # 90 degrees clockwise
     path = tmp_path / f"a{suffix}"
     path.write_bytes(content)
     np.testing.assert_array_equal(read_images(path, values.shape).pixels[0], values)
@@ -211,8 +190,8 @@ def test_values_of_each_kind_under_any_name(tmp_path, kind, suffix):
 def test_transparency_is_never_left_out(tmp_path, kind):
     content, values = READ[kind]
     (tmp_path / "a.png").write_bytes(content)
-    with pytest.raises(InvalidArgument, match=f"is 6 x 5 with {values.shape[-1]} channels, but must be"):
-        read_images(tmp_path / "a.png", (*values.shape[:2], values.shape[-1] - 1))
+    given = values.shape[-1]
+    refuses(f"is 6 x 5 with {given} channels, but must be", read_images, tmp_path / "a.png", (6, 5, given - 1))
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -225,10 +204,10 @@ def test_kinds_that_lose_values_are_refused(tmp_path, kind, channels):
     refuses(reason, read_images, tmp_path / "a.png", (6, 5, channels))
 
 
-def in_folders(folder, content, number=5, suffix=".png"):
+def in_folders(folder, content, suffix=".png"):
     for label in ("dark", "light"):
         (folder / label).mkdir(parents=True)
-        for i in range(number):
+        for i in range(5):
             (folder / label / f"{i}{suffix}").write_bytes(content)
     return folder
 
@@ -243,3 +222,47 @@ def test_folders_of_images_under_another_name(tmp_path, kind):
     folder = in_folders(tmp_path / "images", READ[kind][0], suffix=".jpg")
     train = read_own(folder).train
     assert len(train.features) and train.features.shape[1:3] == (6, 5)
+
+
+IMAGE = np.arange(1, 13, dtype=np.float32).reshape(1, 3, 4, 1)
+
+
+def possible(padding):
+    """Every crop and its mirror image, as bytes."""
+    padded = np.pad(IMAGE[0], [(padding, padding), (padding, padding), (0, 0)])
+    moves = range(2 * padding + 1)
+    crops = [padded[a : a + 3, b : b + 4] for a in moves for b in moves]
+    return {x.tobytes() for crop in crops for x in (crop, crop[:, ::-1])}
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_each_crop_comes_as_often_as_any_other(padding):
+    """Chi-squared of 2 (2 padding + 1)^2 equally likely images; fails once in 1e6 seeds."""
+    images, expected = np.repeat(IMAGE, 1800, 0), possible(padding)
+    found = data.crop_and_flip(padding)(tf.constant(images), [3, padding]).numpy()
+    counts = collections.Counter(x.tobytes() for x in found)
+    assert set(counts) == expected and len(expected) == 2 * (2 * padding + 1) ** 2
+    each = 1800 / len(expected)
+    chi_squared = sum((counts[x] - each) ** 2 / each for x in expected)
+    assert chi_squared < {2: 24, 18: 58}[len(expected)]
+
+
+def test_a_seed_says_which_crops():
+    augment = data.parse_augmentation("crop_and_flip:4")
+    images = tf.constant(np.random.default_rng(0).random((8, 32, 32, 3), np.float32))
+    first, again, other = augment(images, [1, 2]), augment(images, [1, 2]), augment(images, [1, 3])
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+    assert first.shape == images.shape and first.dtype == tf.float32
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: data.crop_and_flip(-1), "padding is -1, but must be an integer of at least 0"),
+        (lambda: data.parse_augmentation("crop_and_flip"), "lacks its padding: write crop_and_flip:PADDING"),
+        (lambda: data.parse_augmentation("mixup"), "no augmentation 'mixup'"),
+        (lambda: data.crop_and_flip()(tf.zeros([3, 5]), [0, 0]), "features have the shape \\(3, 5\\)"),
+    ],
+)
+def test_refused_augmentations(make, message):
+    refuses(message, make)

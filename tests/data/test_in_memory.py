@@ -96,11 +96,7 @@ def test_a_test_set_is_on_the_scale_of_the_training_set(path):
     assert (given.train.num_examples, given.test.num_examples, given.clients) == (60, 7, None)
     wanted = (FEATURES[:7] + 1 - FEATURES.mean(0)) / FEATURES.std(0)
     np.testing.assert_allclose(given.test.features, wanted, rtol=1e-3, atol=1e-5)
-
-
-def test_images_stay_bytes():
-    images = RNG.integers(0, 256, (40, 5, 5), dtype=np.uint8)
-    found = data.read_own((images, np.arange(40) % 2))
+    found = data.read_own((RNG.integers(0, 256, (40, 5, 5), dtype=np.uint8), np.arange(40) % 2))  # Images stay bytes.
     assert found.train.features.dtype == np.uint8 and found.train.element_shape == (5, 5, 1)
 
 
@@ -108,9 +104,8 @@ def test_a_source_stays_as_it_is_but_for_a_fifth():
     source = data.load("breast_cancer")
     found = data.read_own(source)
     assert found.clients is None and found.train.num_examples + found.test.num_examples == source.num_examples
-    assert {x.tobytes() for x in (*found.train.features, *found.test.features)} == {
-        x.tobytes() for x in source.features
-    }
+    rows = lambda *sources: {x.tobytes() for own in sources for x in own.features}
+    assert rows(found.train, found.test) == rows(source)
     share = found.test.num_examples / source.num_examples
     assert 0.18 < share < 0.22 and found.train.class_names == source.class_names
     test = data.load("breast_cancer", "test")
@@ -218,17 +213,14 @@ def test_columns_that_only_pandas_has(name):
     assert given.dtypes.iloc[0] == before  # It is not changed in place.
 
 
-@pytest.mark.parametrize("how", ["run ends", "no rows of codes"])
-def test_other_types_of_arrow(how):
+def test_other_types_of_arrow():
     column = pyarrow.array(np.sort(AGES).astype(float))
     table = pyarrow.table({"x": column, "sick": LABELS})
     changed = table.set_column(0, "x", pyarrow.compute.run_end_encode(column))
-    if how == "run ends":
-        found, wanted = (data.read_own(x, label="sick").train.features for x in (changed, table))
-        np.testing.assert_array_equal(found, wanted)
-    else:
-        empty = pyarrow.table({"x": pyarrow.array(["a"]).dictionary_encode().slice(0, 0), "sick": LABELS[:0]})
-        refuses("has no rows", data.read_own, pyarrow.Table.from_batches([], empty.schema), label="sick")
+    found, wanted = (data.read_own(x, label="sick").train.features for x in (changed, table))
+    np.testing.assert_array_equal(found, wanted)
+    empty = pyarrow.table({"x": pyarrow.array(["a"]).dictionary_encode().slice(0, 0), "sick": LABELS[:0]})
+    refuses("has no rows", data.read_own, pyarrow.Table.from_batches([], empty.schema), label="sick")
 
 
 @pytest.mark.parametrize(

@@ -102,17 +102,12 @@ def test_arrays_text_beside_numbers_and_labels_of_regression_are_limited_too(tmp
     assert any("row 4 of 'x'" in note for note in part.notes) and np.max(part.train.features.columns[0].values) < 100
 
 
-def test_a_test_set_of_its_own_stays_as_it_is(tmp_path):
+def test_a_test_set_of_its_own_and_linear_models_keep_the_row_as_it_is(tmp_path):
     values, labels = ordinary(), ["a", "b"] * 200
     train = write(tmp_path / "train.csv", values, labels)
     values[7] = 99999
     found = bfl.data.read_own(train, test=write(tmp_path / "test.csv", values, labels))
     assert found.test.features[7, 0] > 1000
-
-
-def test_linear_models_name_the_row_and_fit_it_as_it_is(tmp_path):
-    values = ordinary()
-    values[7] = 99999
     write_table(tmp_path / "t.csv", ["x", "y"], values, np.arange(400) % 5)
     design = read_design(tmp_path / "t.csv", Outcome("y", "gaussian"))
     assert any("row 8 of 'x' holds 99999" in note for note in design.notes)

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from tests.kit import refuses
 from tfp_bfl import data
 from tfp_bfl.data import partitions
-from tfp_bfl.data._random import generator
 from tfp_bfl.data.equal_partitions import GROUPS, draw_labels
-from tfp_bfl.data.partitions import _cuts
+from tfp_bfl.data.partitions import _cuts, generator
 
 CIFAR10_LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
 ALL = [
@@ -63,9 +62,6 @@ GOLDEN = [
 def test_partition_is_the_same_on_every_machine():
     for partition, wanted in GOLDEN:
         assert [part.tolist() for part in partition(np.arange(12) % 3, seed=7)] == wanted
-
-
-def test_iid_sizes_differ_by_at_most_one():
     sizes = [len(p) for p in data.iid(7)(np.zeros(100, int), seed=0)]
     assert sum(sizes) == 100 and set(sizes) == {14, 15}
 
@@ -247,38 +243,30 @@ def test_noniid_datasets_follow_the_equation(num_clients, other_interest, num_cl
     assert any((np.abs(table - expected(draw)) < 1 + 1e-9).all() for draw in range(10))
 
 
-def test_clients_of_noniid_datasets_without_interest_in_others_hold_their_class():
+def test_noniid_datasets_without_much_interest_in_others():
     labels = CIFAR10_LABELS % 4
     table = counts(data.noniid_datasets(10, 0.0)(labels, seed=0), labels)
     np.testing.assert_array_equal(table > 0, np.arange(10)[:, None] % 4 == np.arange(4))
-
-
-def test_noniid_datasets_use_classes_of_which_nobody_has_much_interest():
     labels = np.arange(100) % 10
-    for other_interest in (5e-324, 1e-300, 0.25):
+    for other_interest in (5e-324, 1e-300, 0.25):  # Classes of which nobody has much interest are used.
         assert counts(data.noniid_datasets(3, other_interest)(labels, seed=0), labels).sum() == 100
 
 
 def test_like_shares_out_test_data_as_the_clients_hold_the_training_data():
-    source = data.Source(
-        "rows", "train", np.zeros((600, 1), np.float32), np.repeat([0, 1, 2], 200).astype(np.int32), ("a", "b", "c")
-    )
+    source = data.Source("rows", "train", np.zeros((600, 1)), np.repeat([0, 1, 2], 200), ("a", "b", "c"))
     clients = source.partition(data.dirichlet(4, 0.5), seed=1)
     labels = np.repeat([0, 1, 2], [100, 50, 200])
     shards = data.like(clients)(labels, seed=0)
     np.testing.assert_array_equal(np.sort(np.concatenate(shards)), np.arange(350))
-    counts = np.stack([np.bincount(labels[part], minlength=3) for part in shards])
     expected = clients.label_counts() / clients.label_counts().sum(0) * [100, 50, 200]
-    assert np.abs(counts - expected).max() <= 1 and np.abs(counts - expected).max() > 0
+    assert 0 < np.abs(counts(shards, labels) - expected).max() <= 1
     mean = np.mean([[len(part) for part in data.like(clients)(labels, seed)] for seed in range(200)], 0)
     np.testing.assert_allclose(mean, expected.sum(1), atol=0.35)  # 4.9 sd of three roundings' mean, at most.
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]])
 def test_like_needs_the_same_classes(labels):
-    source = data.Source(
-        "rows", "train", np.zeros((6, 1), np.float32), np.array([0, 0, 0, 1, 1, 1], np.int32), ("a", "b")
-    )
+    source = data.Source("rows", "train", np.zeros((6, 1)), [0, 0, 0, 1, 1, 1], ("a", "b"))
     clients = data.Clients(source, [[0, 1], [2]] if len(set(labels)) > 1 else [[0, 3], [1, 4]])
     refuses("like partitions 2 classes", data.like(clients), np.array(labels), seed=0)
 
@@ -303,9 +291,7 @@ def test_a_tiny_alpha_of_pachinko_gives_each_client_one_group_and_a_large_beta_i
     assert np.all(by_group.max(1) == 30) and len(np.unique(by_group.argmax(1))) == 2
     own = np.where(by_group.argmax(1)[:, np.newaxis] == 0, table[:, :3], table[:, 3:])
     assert own.min() >= 1
-
-
-def test_a_tiny_beta_of_pachinko_gives_one_class_of_a_group():
+    # A tiny beta gives one class of a group.
     table = counts(data.pachinko(4, 1e-4, 1e-4, groups=TWO, examples_per_client=20)(LABELS, seed=3), LABELS)
     assert np.all(np.sort(table, 1)[:, -1] == 20)
 

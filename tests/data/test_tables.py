@@ -10,7 +10,6 @@ import pytest
 from tests.kit import refuses
 from tfp_bfl.data import read_own, read_part, read_rows
 from tfp_bfl.data.names import check_spelling, natural, ordered
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm.design import Outcome, read_design
 
 RNG = np.random.default_rng(1)
@@ -75,11 +74,10 @@ def test_classes_that_are_numbers_are_in_the_order_of_their_values(tmp_path):
 
 def test_whole_numbers_of_parquet_are_named_without_a_fraction(tmp_path):
     who = [float(k) for k in np.resize([3, 20], ROWS)]
-    pyarrow.parquet.write_table(pyarrow.table({"x": X, "who": who, "label": LABELS}), tmp_path / "d.parquet")
-    assert read_own(tmp_path / "d.parquet", client="who").client_names == ("3", "20")
-    who[5] = None
-    pyarrow.parquet.write_table(pyarrow.table({"x": X, "who": who, "label": LABELS}), tmp_path / "d.parquet")
-    assert read_own(tmp_path / "d.parquet", client="who").client_names == ("3", "20")
+    for first in (3.0, None):
+        table = pyarrow.table({"x": X, "who": [first, *who[1:]], "label": LABELS})
+        pyarrow.parquet.write_table(table, tmp_path / "d.parquet")
+        assert read_own(tmp_path / "d.parquet", client="who").client_names == ("3", "20")
 
 
 @pytest.mark.parametrize("empty", ["", " ", '""'])
@@ -205,12 +203,14 @@ def test_blank_rows_at_the_end_are_no_rows(tmp_path):
     refuses("'x' has no value", read_own, write(tmp_path / "e.csv", ["x", "label"], [""] * ROWS, [""] * ROWS))
 
 
-def test_line_breaks_in_cells_of_a_long_file(tmp_path):
+def test_line_breaks_in_cells_of_a_long_file_and_text_far_down(tmp_path):
     path, count = tmp_path / "d.csv", 30_000
     rows = (f'{i * 7 % 13},"line,\nline {"z" * (i % 50)}",{"ab"[i % 2]}\n' for i in range(count))
     path.write_text("x,t,label\n" + "".join(rows))
     data = read_own(path, drop="t")
     assert len(data.train.labels) + len(data.test.labels) == count
+    path.write_text("x,label\n" + "0,a\n0,b\n" * 150_000 + "none,a\n")
+    refuses("'x' holds 'none' in row 300001", read_own, path)
 
 
 @pytest.mark.parametrize("option", ["drop", "only", "categorical"])
@@ -229,22 +229,18 @@ def test_a_column_of_numbers_with_a_mistake_is_no_column_of_clients(tmp_path):
     ages = np.resize(np.arange(20, 55).astype(object), 2 * ROWS)
     ages[5] = "?"
     path = write(tmp_path / "d.csv", ["age", "label"], ages, np.resize(LABELS, 2 * ROWS))
-    with pytest.raises(InvalidArgument) as caught:
-        read_own(path)
-    assert "'age' holds '?' in row 6" in str(caught.value) and "--client-column" not in str(caught.value)
+    assert "--client-column" not in refuses(r"'age' holds '\?' in row 6", read_own, path)
 
 
 def test_row_indices_are_no_features(tmp_path):
     values = [np.arange(ROWS), *RNG.normal(size=(4, ROWS)).round(3), LABELS]
     wanted = ["a", "b", "c", "d"]
-    paths = [
-        write(tmp_path / f"{i}.csv", [name, *wanted, "label"], *values) for i, name in enumerate(("", "Unnamed: 0"))
-    ]
+    names = ("", "Unnamed: 0")
+    paths = [write(tmp_path / f"{i}.csv", [name, *wanted, "label"], *values) for i, name in enumerate(names)]
     table = pyarrow.table(dict(zip([*wanted, "label", "__index_level_0__"], [*values[1:], values[0]])))
     pyarrow.parquet.write_table(table, tmp_path / "p.parquet")
-    named = table.rename_columns([*wanted, "label", "row"]).replace_schema_metadata(
-        {"pandas": '{"index_columns": ["row"]}'}
-    )
+    named = table.rename_columns([*wanted, "label", "row"])
+    named = named.replace_schema_metadata({"pandas": '{"index_columns": ["row"]}'})
     pyarrow.parquet.write_table(named, tmp_path / "n.parquet")
     trailing = tmp_path / "t.csv"
     trailing.write_text("".join(f"{line},\n" for line in paths[0].read_text().splitlines()))
@@ -252,8 +248,8 @@ def test_row_indices_are_no_features(tmp_path):
         assert [c.name for c in read_own(path).train.columns] == wanted, path
     # An index that is asked for is a column.
     assert read_own(tmp_path / "n.parquet", client="row", test=paths[0]).clients.num_clients == ROWS
-    with pytest.raises(InvalidArgument, match="has a column without a name, number 3: name it"):
-        read_own(write(tmp_path / "u.csv", ["a", "b", "", "label"], X, X, X, LABELS))
+    path = write(tmp_path / "u.csv", ["a", "b", "", "label"], X, X, X, LABELS)
+    refuses("has a column without a name, number 3: name it", read_own, path)
 
 
 def test_all_troubles_of_a_table_in_one_sentence(tmp_path):
@@ -261,9 +257,7 @@ def test_all_troubles_of_a_table_in_one_sentence(tmp_path):
     columns |= {"name": [f"n{k}" for k in range(ROWS)], "nothing": [""] * ROWS}
     columns["bill"][3] = "cash"
     path = write(tmp_path / "d.csv", list(columns), *columns.values())
-    with pytest.raises(InvalidArgument) as caught:
-        read_own(path)
-    message = str(caught.value)
+    message = refuses(".", read_own, path)
     for part in (
         "'bill' holds 'cash' in row 4, which is no number",
         "'name' holds 60 texts, such as 'n0' in row 1",
@@ -289,15 +283,7 @@ def test_the_first_cell_that_is_no_number_is_named_with_its_row(tmp_path, cell, 
     x = X.astype(object)
     x[row] = cell
     path = write(tmp_path / "d.csv", ["x", "label"], x, LABELS)
-    with pytest.raises(InvalidArgument) as caught:
-        read_own(path)
-    assert f"the column 'x' holds '{cell}' in row {row + 1}, which is no number" in str(caught.value)
-
-
-def test_text_far_down_a_column_is_named(tmp_path):
-    path = tmp_path / "d.csv"
-    path.write_text("x,label\n" + "0,a\n0,b\n" * 150_000 + "none,a\n")
-    refuses("'x' holds 'none' in row 300001", read_own, path)
+    refuses(f"the column 'x' holds '[{cell}]+' in row {row + 1}, which is no number", read_own, path)
 
 
 @pytest.mark.parametrize(
@@ -318,18 +304,14 @@ def test_text_far_down_a_column_is_named(tmp_path):
 def test_labels_of_which_nothing_is_learnt(tmp_path, labels, task, message):
     path = write(tmp_path / "d.csv", ["x", "label"], X, labels)
     refuses(message, read_own, path, task=task)
-
-
-def test_one_site_may_have_one_class(tmp_path):
-    path = write(tmp_path / "d.csv", ["x", "label"], X, repeated("yes"))
-    assert read_part(path).train.class_names == ("yes",)
-    path = write(tmp_path / "d.csv", ["x", "label"], X, repeated("0.5"))
-    assert read_part(path, task="regression").train.target == ("label", 0.5, 0.0)
+    if "all" in message:  # One site may have one class.
+        train = read_part(path, task=task).train
+        assert train.class_names == ("yes",) if task == "classification" else train.target == ("label", 0.1, 0.0)
 
 
 def test_spellings_of_a_class_at_different_clients(tmp_path):
     who, label = repeated("north", "south"), repeated("Dog", "dog", "cat", "cat")
-    with pytest.raises(InvalidArgument, match="class 'Dog' of 'north' and the class 'dog' of 'south' differ in case"):
-        read_own(write(tmp_path / "d.csv", ["x", "who", "label"], X, who, label), client="who")
+    path = write(tmp_path / "d.csv", ["x", "who", "label"], X, who, label)
+    refuses("class 'Dog' of 'north' and the class 'dog' of 'south' differ in case", read_own, path, client="who")
     check_spelling({"north": ["Dog", "dog"], "south": ["dog"]})
     check_spelling({"north": ["A"], "south": ["a"]})

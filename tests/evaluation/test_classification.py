@@ -8,9 +8,18 @@ import sklearn.metrics
 import tensorflow as tf
 from scipy import stats
 
+from tests.kit import refuses
 from tfp_bfl import evaluation
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation import auroc_interval, out_of_distribution
+from tfp_bfl.evaluation.metrics import (
+    accuracy,
+    agreement,
+    brier_score,
+    macro_precision,
+    macro_recall,
+    negative_log_likelihood,
+    total_variation,
+)
 
 
 def drawn(classes, number=200, seed=0):
@@ -78,45 +87,21 @@ def by_counting(scores_in, scores_out):
 
 
 def test_by_hand():
+    """AUPR's base is the share of what is out."""
     # Of the six pairs out wins five; from the top the ranks are out, in, out, in, in.
-    scores = out_of_distribution([0.1, 0.2, 0.6], [0.9, 0.4])
-    assert scores.auroc == pytest.approx(5 / 6)
-    assert scores.aupr == pytest.approx(1 / 2 * 1 + 1 / 2 * 2 / 3)
-
-
-def test_perfect_and_worst_order():
+    assert out_of_distribution([0.1, 0.2, 0.6], [0.9, 0.4])[:2] == pytest.approx((5 / 6, 1 / 2 * 1 + 1 / 2 * 2 / 3))
     assert out_of_distribution([0.0, 0.1, 0.2], [0.3, 0.4]) == (1.0, 1.0, 0.0)
-    worst = out_of_distribution([0.3, 0.4, 0.5], [0.1, 0.2])
-    assert worst.auroc == 0.0 and worst.aupr == pytest.approx(1 / 2 * 1 / 4 + 1 / 2 * 2 / 5)
-
-
-def test_out_is_the_positive_class():
-    """The exchange of the two turns AUROC round; AUPR's base is the share of what is out."""
-    a, b = [0.2, 0.5, 0.5, 0.7], [0.1, 0.5, 0.9]
-    assert out_of_distribution(a, b).auroc == pytest.approx(1 - out_of_distribution(b, a).auroc)
+    assert out_of_distribution([0.3, 0.4, 0.5], [0.1, 0.2])[:2] == pytest.approx((0, 1 / 2 * 1 / 4 + 1 / 2 * 2 / 5))
     assert out_of_distribution(np.zeros(30), np.zeros(10)) == (0.5, 0.25, 1.0)
-    assert out_of_distribution(np.zeros(10), np.zeros(30)) == (0.5, 0.75, 1.0)
-
-
-def test_a_score_of_two_normals():
-    """AUROC of N(1, 1) against N(0, 1) is Phi(1 / sqrt(2)); the quantiles stand for draws, so that it is not random."""
-
-    u = (np.arange(2000) + 0.5) / 2000
-    scores = out_of_distribution(stats.norm.ppf(u), stats.norm.ppf(u, loc=1))
-    assert scores.auroc == pytest.approx(stats.norm.cdf(0.5**0.5), abs=1e-4)
 
 
 few = st.lists(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 3.0]), min_size=1, max_size=12)
 
 
 @hypothesis.settings(max_examples=40, deadline=None)
-@hypothesis.given(few, few, st.randoms(use_true_random=False))
-def test_against_counting_with_ties_in_any_order(scores_in, scores_out, random):
-    wanted = by_counting(scores_in, scores_out)
-    assert out_of_distribution(scores_in, scores_out) == pytest.approx(wanted)
-    random.shuffle(scores_in)
-    random.shuffle(scores_out)
-    assert out_of_distribution(scores_in, scores_out) == pytest.approx(wanted)
+@hypothesis.given(few, few)
+def test_against_counting_with_ties(scores_in, scores_out):
+    assert out_of_distribution(scores_in, scores_out) == pytest.approx(by_counting(scores_in, scores_out))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int32, np.uint8])
@@ -146,5 +131,70 @@ def test_areas_at_their_bounds_have_an_interval():
     assert auroc_interval(0.0, 10, 10) == pytest.approx((0.0, 1 - low))
     assert auroc_interval(0.9, 10**6, 10**6) == pytest.approx((0.9, 0.9), abs=1e-3)
     for arguments in ((1.2, 5, 5), (0.5, 0, 5), (0.5, 5, 5, 1.0)):
-        with pytest.raises(InvalidArgument):
-            auroc_interval(*arguments)
+        refuses("but must be", auroc_interval, *arguments)
+
+
+P = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.2, 0.5, 0.3]])
+Y = np.array([0, 1, 1])
+SCORES = [accuracy, negative_log_likelihood, brier_score]
+
+
+def random_case(seed, size=40, classes=5):
+    rng = np.random.default_rng(seed)
+    return rng.dirichlet([0.5] * classes, size=size) * 0.999 + 0.001 / classes, rng.integers(0, classes, size)
+
+
+def test_scores_by_hand():
+    assert float(accuracy(P, Y)) == pytest.approx(2 / 3)
+    assert float(negative_log_likelihood(P, Y)) == pytest.approx(-np.log(0.7 * 0.3 * 0.5) / 3)
+    # 0.09 + 0.04 + 0.01, 0.01 + 0.49 + 0.36 and 0.04 + 0.25 + 0.09.
+    assert float(brier_score(P, Y)) == pytest.approx((0.14 + 0.86 + 0.38) / 3)
+    assert [float(brier_score(np.eye(3), y)) for y in ([0, 1, 2], [1, 2, 0])] == [0.0, 2.0]  # Both bounds.
+    assert float(accuracy(np.full((2, 4), 0.25), [0, 3])) == 0.5  # Of equal probabilities the first class.
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_against_sklearn_and_keras(seed):
+    p, y = random_case(seed)
+    assert float(accuracy(p, y)) == pytest.approx(sklearn.metrics.accuracy_score(y, p.argmax(-1)))
+    nll = float(negative_log_likelihood(p, y))
+    assert nll == pytest.approx(sklearn.metrics.log_loss(y, p, labels=range(5)))
+    assert nll == pytest.approx(float(tf.reduce_mean(tf.keras.losses.sparse_categorical_crossentropy(y, p))), rel=1e-6)
+    two = p[:, :2] / p[:, :2].sum(-1, keepdims=True)
+    binary = sklearn.metrics.brier_score_loss(y % 2, two[:, 1])
+    assert float(brier_score(two, y % 2)) == pytest.approx(2 * binary)
+
+
+@pytest.mark.parametrize(("dtype", "cost"), [(np.float32, 87.3365), (np.float64, 708.3964)])
+def test_a_label_of_probability_zero_costs_a_finite_amount(dtype, cost):
+    assert float(negative_log_likelihood(np.array([[1.0, 0.0]], dtype), [1])) == pytest.approx(cost, rel=1e-6)
+
+
+@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.given(st.integers(0, 2**31), st.integers(1, 30), st.integers(2, 6))
+def test_bounds(seed, size, classes):
+    p, y = random_case(seed, size, classes)
+    for score, high in zip(SCORES, (1.0, np.inf, 2.0)):
+        assert 0.0 <= float(score(p, y)) <= high
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("classes", [3, 8])
+def test_macro_recall_and_precision_against_sklearn(seed, classes):
+    """With a class that has no examples, but is predicted, and one that is never predicted."""
+    p, y = random_case(seed, classes=classes)
+    y[y == 0] = 1
+    p[:, 2] = 0
+    p /= p.sum(1, keepdims=True)
+    options = {"labels": np.unique(y), "average": "macro", "zero_division": 0}
+    assert float(macro_recall(p, y)) == pytest.approx(sklearn.metrics.recall_score(y, p.argmax(-1), **options))
+    assert float(macro_precision(p, y)) == pytest.approx(sklearn.metrics.precision_score(y, p.argmax(-1), **options))
+
+
+def test_agreement_and_total_variation():
+    p = np.float32([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4], [0.2, 0.5, 0.3]])
+    q = np.float32([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1], [0.3, 0.3, 0.4], [0.0, 1.0, 0.0]])
+    assert agreement(p, q) == 0.75 and agreement(p, p) == 1
+    np.testing.assert_allclose(total_variation(p, q), (0.1 + 0.4 + 0 + 0.5) / 4, rtol=1e-6)
+    assert total_variation(p, p) == 0
+    assert total_variation(np.float32([[1, 0]]), np.float32([[0, 1]])) == 1

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tests.kit import refuses
 from tfp_bfl import evaluation
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation.sums import client_warnings, scores_of_sums
 
 
@@ -32,9 +32,8 @@ def test_each_client_has_the_scores_of_its_rows():
         own = clients == row["client"]
         scores = evaluation.class_scores(probabilities[own], labels[own])
         assert row["accuracy"] == right[own].mean()
-        assert (row["accuracy_low"], row["accuracy_high"]) == evaluation.proportion_interval(
-            right[own].sum(), own.sum()
-        )
+        ends = evaluation.proportion_interval(right[own].sum(), own.sum())
+        assert (row["accuracy_low"], row["accuracy_high"]) == ends
         for name in ("sensitivity", "specificity"):
             assert tuple(row[f"{name}{end}"] for end in ("", "_low", "_high")) == getattr(scores, name)
         assert row["coverage"] == covered[own].mean()
@@ -55,14 +54,11 @@ def test_numbers_have_an_rmse_with_a_t_interval():
         assert (row["rmse_low"], row["rmse_high"]) == pytest.approx((max(low, 0) ** 0.5, high**0.5))
         assert row["test_nll"] == pytest.approx(losses[own].mean()) and "accuracy" not in row
     assert rows[0]["rmse"] > rows[1]["rmse"]
-    (one,) = evaluation.client_scores([1.0], [2.0], ["a"])
-    assert one == {"client": "a", "n": 1, "rmse": 1.0}
-
-
-def test_three_classes_have_no_sensitivity():
-    rng = np.random.default_rng(2)
+    assert evaluation.client_scores([1.0], [2.0], ["a"]) == [{"client": "a", "n": 1, "rmse": 1.0}]
+    # Of three classes there is no sensitivity.
     rows = evaluation.client_scores(rng.dirichlet(np.ones(3), 20), rng.integers(0, 3, 20), ["a", "b"] * 10)
     assert all("sensitivity" not in row and "coverage" not in row for row in rows)
+    refuses("There are 3 clients for 2 rows", evaluation.client_scores, np.full((2, 2), 0.5), [0, 1], ["a", "b", "c"])
 
 
 def doubled(k, n, others, rest):
@@ -105,11 +101,13 @@ def test_a_client_below_the_others_is_named():
     assert asked.startswith("VA Long Beach, RMSE") and "columns in other units?" in asked
 
 
+def scores(sites):
+    return scores_of_sums({name: {"correct": k, "count": n, "nll": 0.0} for name, (k, n) in sites.items()})
+
+
 def warnings_of(**sites):
     """Warnings from sums of sites: name -> (correct, count)."""
-    return client_warnings(
-        scores_of_sums({name: {"correct": float(k), "count": float(n), "nll": 0.0} for name, (k, n) in sites.items()})
-    )
+    return client_warnings(scores(sites))
 
 
 def test_a_client_with_swapped_labels_is_asked_about():
@@ -138,12 +136,10 @@ def test_clients_that_do_not_differ_are_rarely_named(task, sizes):
     named = 0
     for _ in range(400):
         if task == "classes":
-            right, number = rng.random(total) < 0.85, np.ones(total)
-            sums = {
-                name: {"count": number[clients == name].sum(), "correct": right[clients == name].sum(), "nll": 0.0}
-                for name in dict.fromkeys(clients)
-            }
-            rows = scores_of_sums(sums)
+            right = rng.random(total) < 0.85
+            rows = scores(
+                {name: (right[clients == name].sum(), sum(clients == name)) for name in dict.fromkeys(clients)}
+            )
         else:
             rows = evaluation.client_scores(rng.standard_t(4, total), np.zeros(total), clients)
         named += bool(client_warnings(rows))
@@ -172,17 +168,9 @@ def test_a_client_as_far_below_as_the_hospital_of_the_example_is_found():
     rng, named = np.random.default_rng(6), 0
     for _ in range(200):
         counts = rng.binomial([40, 61, 58, 25], [0.55, 0.88, 0.88, 0.88])
-        sums = {
-            f"{k}": {"count": n, "correct": c, "nll": 0.0} for k, (n, c) in enumerate(zip([40, 61, 58, 25], counts))
-        }
-        rows = scores_of_sums(sums)
-        named += next(row for row in rows if row["client"] == "0")["p_value"] <= 0.05
+        rows = scores(dict(zip("abcd", zip(counts, [40, 61, 58, 25]))))
+        named += next(row for row in rows if row["client"] == "a")["p_value"] <= 0.05
     assert named >= 180
-
-
-def test_arguments_that_do_not_fit_are_one_sentence():
-    with pytest.raises(InvalidArgument, match="There are 3 clients for 2 rows"):
-        evaluation.client_scores(np.full((2, 2), 0.5), [0, 1], ["a", "b", "c"])
 
 
 def test_class_frequencies_are_laplaces():
@@ -216,7 +204,5 @@ def test_a_baseline_is_better_by_more_than_chance():
 
 @pytest.mark.parametrize("labels", [[], [3], [-1]])
 def test_labels_beyond_the_classes_are_refused(labels):
-    with pytest.raises(InvalidArgument, match="lie in"):
-        evaluation.class_frequencies([1, 2, 3], np.array(labels, np.int64))
-    with pytest.raises(InvalidArgument, match="no labels"):
-        evaluation.training_mean(0.0, 1.0, [])
+    refuses("lie in", evaluation.class_frequencies, [1, 2, 3], np.array(labels, np.int64))
+    refuses("no labels", evaluation.training_mean, 0.0, 1.0, [])

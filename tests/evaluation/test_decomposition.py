@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.evaluation.decomposition import decompose, decompose_entropy, scalars
+from tests.kit import refuses
+from tfp_bfl.evaluation.decomposition import decompose, decompose_entropy, scalars, summarise
 
 
 def dirichlet(shape, concentration=0.5, dtype=np.float64, seed=0):
@@ -29,12 +29,18 @@ def test_two_samples_of_two_classes_by_hand():
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 1e-6)])
 @pytest.mark.parametrize("concentration", [0.05, 1.0, 100.0])
-def test_parts_add_up_to_the_covariance_of_the_label(dtype, tolerance, concentration):
-    u = decompose(dirichlet((50, 7, 10), concentration, dtype))
-    assert all(part.dtype == tf.as_dtype(dtype) for part in u)
-    mean = u.mean.numpy()
-    expected = np.stack([np.diag(m) - np.outer(m, m) for m in mean])
+def test_parts_add_up(dtype, tolerance, concentration):
+    """Matrices to the covariance of the label, entropies to that of the mean."""
+    p = dirichlet((50, 7, 10), concentration, dtype)
+    u, parts = decompose(p), decompose_entropy(p)
+    assert all(part.dtype == tf.as_dtype(dtype) for part in (*u, *parts))
+    expected = np.stack([np.diag(m) - np.outer(m, m) for m in u.mean.numpy()])
     np.testing.assert_allclose(u.aleatoric + u.epistemic, expected, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(parts.expected_entropy + parts.mutual_information, parts.entropy, rtol=0, atol=tolerance)
+    np.testing.assert_array_equal(parts.entropy, u.entropy)
+    each = np.stack([decompose(sample[np.newaxis]).entropy for sample in p])
+    np.testing.assert_allclose(parts.expected_entropy, each.mean(0), rtol=1e-6)
+    assert np.all((parts.mutual_information.numpy() > 0) & (parts.mutual_information.numpy() <= 1))
 
 
 def test_matches_the_definition_written_as_loops():
@@ -55,31 +61,13 @@ def test_entropy_parts_of_two_samples_by_hand():
     np.testing.assert_allclose(parts.mutual_information, [1, 0.8812908992306927 - (ninth + 1) / 2])
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 1e-6)])
-@pytest.mark.parametrize("concentration", [0.05, 1.0, 100.0])
-def test_entropy_is_expected_entropy_and_mutual_information(dtype, tolerance, concentration):
-    p = dirichlet((50, 7, 10), concentration, dtype)
-    parts = decompose_entropy(p)
-    assert all(part.dtype == tf.as_dtype(dtype) for part in parts)
-    np.testing.assert_allclose(parts.expected_entropy + parts.mutual_information, parts.entropy, rtol=0, atol=tolerance)
-    np.testing.assert_array_equal(parts.entropy, decompose(p).entropy)
-    each = np.stack([decompose(sample[np.newaxis]).entropy for sample in p])
-    np.testing.assert_allclose(parts.expected_entropy, each.mean(0), rtol=1e-6)
-    assert np.all((parts.mutual_information.numpy() > 0) & (parts.mutual_information.numpy() <= 1))
-
-
-def test_equal_samples_have_no_epistemic_part():
+def test_equal_samples_have_no_epistemic_part_and_one_hot_ones_no_aleatoric_part():
     p = np.repeat(dirichlet((1, 5, 4)), 7, axis=0)
-    u = decompose(p)
     np.testing.assert_allclose(decompose_entropy(p).mutual_information, np.zeros(5), atol=1e-30)
     np.testing.assert_array_equal(decompose_entropy(p[:1]).mutual_information, np.zeros(5))
-    np.testing.assert_allclose(u.epistemic, np.zeros((5, 4, 4)), atol=1e-30)
+    np.testing.assert_allclose(decompose(p).epistemic, np.zeros((5, 4, 4)), atol=1e-30)
     np.testing.assert_array_equal(decompose(p[:1]).epistemic, np.zeros((5, 4, 4)))
-
-
-def test_one_hot_samples_that_disagree_have_no_aleatoric_part():
-    p = np.eye(3)[[0, 1, 2, 2]][:, None, :]
-    u = decompose(p)
+    u = decompose(np.eye(3)[[0, 1, 2, 2]][:, None, :])
     np.testing.assert_array_equal(u.aleatoric, np.zeros((1, 3, 3)))
     np.testing.assert_allclose(scalars(u).epistemic_trace, [1 - (0.25**2 + 0.25**2 + 0.5**2)])
 
@@ -89,10 +77,10 @@ def test_entropy_is_zero_when_certain_and_one_when_uniform():
     np.testing.assert_array_equal(certain, np.zeros(4))
     assert not np.signbit(certain).any()  # "-0.000" in a table.
     for dtype in (np.float32, np.float64):
-        uniform = np.full((3, 2, 10), 0.1, dtype)
-        entropy = decompose(uniform).entropy.numpy()
+        entropy = decompose(np.full((3, 2, 10), 0.1, dtype)).entropy.numpy()
         np.testing.assert_allclose(entropy, 1.0, rtol=1e-6)
         assert entropy.max() <= 1.0
+    assert decompose(np.array([[[0.5, 0.5005]]])).entropy.shape == [1]  # A sum within the tolerance.
 
 
 def test_tiny_disagreement_survives_float32():
@@ -144,19 +132,21 @@ def test_runs_in_a_graph_with_unknown_samples_and_batch(op, jit_compile):
             np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
-def test_runs_in_a_graph_with_unknown_rank():
+def test_graphs_of_unknown_and_wrong_rank():
     graph = tf.function(decompose, input_signature=[tf.TensorSpec(None, tf.float64)])
     p = dirichlet((4, 5, 3))
     np.testing.assert_allclose(graph(p).epistemic, decompose(p).epistemic, atol=1e-15)
-
-
-def test_static_checks_hold_in_a_graph():
     # AutoGraph would wrap the error in one of its own.
-    signature = [tf.TensorSpec([None, None], tf.float32)]
-    graph = tf.function(decompose, input_signature=signature, autograph=False)
-    with pytest.raises(InvalidArgument, match=r"shape \[S, B, C\]"):
-        graph(tf.ones([2, 2]) / 2)
+    graph = tf.function(decompose, input_signature=[tf.TensorSpec([None, None], tf.float32)], autograph=False)
+    refuses(r"shape \[S, B, C\]", graph, tf.ones([2, 2]) / 2)
 
 
-def test_sums_within_the_tolerance_pass():
-    assert decompose(np.array([[[0.5, 0.5005]]])).entropy.shape == [1]
+def test_summaries_are_the_traces_of_the_decomposition():
+    probabilities = dirichlet((6, 5, 4), 0.3, np.float32)
+    probabilities[:, 0] = [1, 0, 0, 0]
+    wanted, summary = decompose(probabilities), summarise(probabilities)
+    np.testing.assert_array_equal(summary.mean, wanted.mean)
+    np.testing.assert_array_equal(summary.entropy, wanted.entropy)
+    for found, trace in zip(summary[2:], scalars(wanted)):
+        np.testing.assert_allclose(found, trace, rtol=1e-5, atol=1e-7)
+    assert summary.entropy[0] == 0 and summary.epistemic[0] == 0

@@ -1,4 +1,4 @@
-"""Sampled predictions: their shapes and seeds, and metrics that are those of the plain functions."""
+"""Sampled predictions: shapes, seeds, metrics of the plain functions, and permuted standard deviations."""
 
 import functools
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import refuses
 from tfp_bfl import evaluation, models
-from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.weights import assign_weights, get_weights
+from tfp_bfl.weights import assign_weights, get_weights, layout
 
 RNG = np.random.default_rng(0)
 FEATURES = RNG.normal(size=[11, 3]).astype(np.float32)
@@ -44,29 +44,22 @@ def test_seed_decides_the_samples(kind):
     np.testing.assert_array_equal(predict(kind, seed=3), predict(kind, seed=3))
     assert np.abs(predict(kind, seed=3) - predict(kind, seed=4)).max() > 0.01
     assert spread_over_samples(predict(kind)) > 0.01
-
-
-@every_stochastic_kind
-def test_more_samples_begin_with_the_same_ones(kind):
+    # More samples begin with the same ones.
     np.testing.assert_allclose(predict(kind, num_samples=2), predict(kind)[:2], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**31 - 1])
 def test_seeds_of_samples_are_their_numbers_folded_into_the_seed(seed):
-    fold = tf.random.experimental.stateless_fold_in
-    assert_equal = np.testing.assert_array_equal
-    assert_equal(evaluation.sample_seeds(seed, 5), [fold([seed, 0], number) for number in range(5)])
+    wanted = [tf.random.experimental.stateless_fold_in([seed, 0], number) for number in range(5)]
+    np.testing.assert_array_equal(evaluation.sample_seeds(seed, 5), wanted)
 
 
 def test_a_deterministic_model_has_one_prediction():
     probabilities = predict("deterministic")
     assert spread_over_samples(probabilities) == 0
+    assert [kind for kind in models.KINDS if not evaluation.is_stochastic(build(kind))] == ["deterministic"]
     wanted = tf.nn.softmax(build("deterministic")(FEATURES))
     np.testing.assert_allclose(probabilities[3], wanted, rtol=1e-5)
-
-
-def test_is_stochastic():
-    assert [kind for kind in models.KINDS if not evaluation.is_stochastic(build(kind))] == ["deterministic"]
 
 
 @every_kind
@@ -147,27 +140,75 @@ def test_bfloat16_changes_the_third_digit_and_no_sample(kind):
 @pytest.mark.parametrize(
     ("features", "options", "message"),
     [
-        (FEATURES, {"num_samples": 0}, "num_samples is 0, but must be an integer of at least 1"),
-        (FEATURES, {"num_samples": -1}, "num_samples is -1, but must be an integer of at least 1"),
+        *[(FEATURES, {"num_samples": n}, f"num_samples is {n}, but must be an integer of at least 1") for n in (0, -1)],
         (FEATURES, {"precision": "bfloat"}, "bfloat16"),
         (FEATURES[:0], {}, "no examples"),
     ],
 )
 def test_refused(features, options, message):
-    for call in (evaluation.predict, lambda *args, **more: evaluation.evaluate(*args, LABELS[: len(features)], **more)):
-        with pytest.raises(InvalidArgument, match=message):
-            call(build("flipout"), features, **options)
+    refuses(message, evaluation.predict, build("flipout"), features, **options)
+    refuses(message, evaluation.evaluate, build("flipout"), features, LABELS[: len(features)], **options)
 
 
 @pytest.mark.parametrize("labels", [LABELS[:5], LABELS + 4, LABELS.astype(np.float32)])
 def test_labels_that_do_not_fit(labels):
-    with pytest.raises(InvalidArgument, match="labels"):
-        evaluation.evaluate(build("deterministic"), FEATURES, labels, num_samples=1)
+    refuses("labels", evaluation.evaluate, build("deterministic"), FEATURES, labels, num_samples=1)
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (3, 9, 9, 1), (3, 64)])
 def test_examples_of_another_shape_are_refused(shape):
     model = models.lenet("deterministic", input_shape=(8, 8, 1))
     evaluation.predict(model, np.zeros([3, 8, 8, 1], np.float32), 1)
-    with pytest.raises(InvalidArgument, match=r"takes examples of shape \[8, 8, 1\]"):
-        evaluation.predict(model, np.zeros(shape, np.float32), 1)
+    refuses(r"takes examples of shape \[8, 8, 1\]", evaluation.predict, model, np.zeros(shape, np.float32), 1)
+
+
+NOISE = np.random.default_rng(0)
+COLUMNS = np.float32(NOISE.normal(size=[40, 6]))
+SIGNS = np.int32(COLUMNS[:, 0] > 0)
+
+
+def model_of(stddevs):
+    """Logistic regression that knows its first column alone: the weights of the others are 0."""
+    model = models.mlp("flipout", (6,), 2, hidden=())
+    (weight,) = layout(model).variational
+    weight.mean.assign(np.float32([[-6, 6]] + 5 * [[0, 0]]))
+    weight.log_stddev.assign(np.log(np.float32(stddevs)))
+    return model
+
+
+INFORMED = np.array([[0.01, 0.01]] + 4 * [[0.02, 0.01]] + [[20.0, 20.0]])
+
+
+def stddevs(model):
+    return np.exp(layout(model).variational[0].log_stddev.numpy())
+
+
+def test_the_same_numbers_stand_elsewhere_and_then_where_they_were_after_an_error_too():
+    model = model_of(INFORMED)
+    with pytest.raises(ZeroDivisionError), evaluation.permuted_stddevs(model, seed=3):
+        inside = stddevs(model)
+        raise ZeroDivisionError
+    np.testing.assert_allclose(np.sort(inside, None), np.sort(INFORMED, None), rtol=1e-5)
+    assert not np.allclose(inside, INFORMED)
+    np.testing.assert_allclose(stddevs(model), INFORMED, rtol=1e-6)
+
+
+def test_equal_ones_score_the_same():
+    model = model_of(np.full([6, 2], 0.3))
+    options = {"num_samples": 8, "seed": 1}
+    own = evaluation.evaluate(model, COLUMNS, SIGNS, **options).metrics
+    assert evaluation.evaluate_permuted(model, COLUMNS, SIGNS, **options) == own
+
+
+def test_those_that_say_which_weight_matters_lose():
+    """A column of zeros may have any weight: the wide ones are its. On another column they drown the answer."""
+    features = COLUMNS * np.float32([1, 1, 1, 1, 1, 0])
+    model, options = model_of(INFORMED), {"num_samples": 20, "seed": 1}
+    own = evaluation.evaluate(model, features, SIGNS, **options).metrics["test_nll"]
+    permuted = [evaluation.evaluate_permuted(model, features, SIGNS, seed, **options)["test_nll"] for seed in range(3)]
+    assert own < 0.15 and np.mean(permuted) > 2 * own
+
+
+def test_point_weights_are_refused():
+    model = models.mlp("deterministic", (6,), 2, hidden=())
+    refuses("has no variational weights", evaluation.evaluate_permuted, model, COLUMNS, SIGNS)

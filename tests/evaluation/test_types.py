@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tfp_bfl.errors import InvalidArgument
+from tests.kit import refuses
 
 TYPES = [np.int64, np.int32, np.uint16, np.float32, np.float64]
 RNG = np.random.default_rng(5)
@@ -57,12 +57,9 @@ def test_images():
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_images_of_other_numbers_are_refused(dtype):
-    for read in (
-        lambda x: bfl.evaluation.predict(model(x.shape[1:]), x),
-        lambda x: bfl.data.Source("t", "train", x, LABELS),
-    ):
-        with pytest.raises(InvalidArgument, match=r"images of numbers from .* to 4095, but must be bytes"):
-            read(np.where(IMAGES.max() == IMAGES, 4095, IMAGES).astype(dtype))
+    images = np.where(IMAGES.max() == IMAGES, 4095, IMAGES).astype(dtype)
+    message = "images of numbers from .* to 4095, but must be bytes"
+    refuses(message, bfl.evaluation.predict, model(images.shape[1:]), images)
 
 
 def test_masks_of_0_and_1_are_the_same_in_every_type():
@@ -79,28 +76,25 @@ def test_what_is_read_on_demand(tmp_path):
     assert clients.examples(0).features.dtype == np.float32
     np.testing.assert_array_equal(clients.examples(1).features, TABLE[3:])
     net = model((3,))
-    np.testing.assert_array_equal(
-        bfl.evaluation.predict(net, rows), bfl.evaluation.predict(net, TABLE.astype(np.float32))
-    )
+    assert np.array_equal(*(bfl.evaluation.predict(net, x) for x in (rows, TABLE.astype(np.float32))))
     np.save(tmp_path / "images.npy", IMAGES)
-    with pytest.raises(InvalidArgument, match="images of type int64, read on demand, but must be uint8"):
-        bfl.data.Source("t", "train", np.load(tmp_path / "images.npy", mmap_mode="r"), LABELS)
+    images = np.load(tmp_path / "images.npy", mmap_mode="r")
+    refuses("images of type int64, read on demand, but must be uint8", bfl.data.Source, "t", "train", images, LABELS)
 
 
 def test_training_on_whole_numbers():
-    clients = bfl.data.Source("t", "train", np.repeat(TABLE, 4, 0), np.repeat(LABELS, 4)).partition(
-        bfl.data.iid(2), seed=0
-    )
+    source = bfl.data.Source("t", "train", np.repeat(TABLE, 4, 0), np.repeat(LABELS, 4))
+    clients = source.partition(bfl.data.iid(2), seed=0)
     process = bfl.algorithms.fed_opt(lambda: model((3,)), local_epochs=1)
     assert np.isfinite(bfl.simulate(process, clients, rounds=1, engine="local").rounds[-1]["nll"])
 
 
 def test_numbers_that_are_not_finite_are_refused():
-    with pytest.raises(InvalidArgument, match="features hold 1 numbers that are not finite, the first in example 2"):
-        bfl.evaluation.predict(model((3,)), np.where(np.arange(18).reshape(6, 3) == 7, np.nan, TABLE))
+    rows = np.where(np.arange(18).reshape(6, 3) == 7, np.nan, TABLE)
+    refuses("hold 1 numbers that are not finite, the first in example 2", bfl.evaluation.predict, model((3,)), rows)
 
 
 @pytest.mark.parametrize("score", [bfl.evaluation.evaluate, bfl.evaluation.predict], ids=lambda x: x.__name__)
 def test_the_model_comes_first(score):
-    with pytest.raises(InvalidArgument, match=r"model comes before the features: .* here is a ndarray"):
-        score(TABLE, *([LABELS] if score is bfl.evaluation.evaluate else []), model((3,)))
+    arguments = TABLE, *([LABELS] if score is bfl.evaluation.evaluate else []), model((3,))
+    refuses("model comes before the features: .* here is a ndarray", score, *arguments)

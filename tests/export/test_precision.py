@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
+from tests.kit import refuses
 from tfp_bfl.app.one_run.predict import predict
-from tfp_bfl.errors import InvalidArgument
 
 RNG = np.random.default_rng(0)
 Z = RNG.normal(size=(12, 2))
@@ -37,19 +37,17 @@ def saved(request, tmp_path_factory):
     bfl.export.save(model, folder, bfl.export.Info(data=data_of(request.param)))
     plain = folder.with_name("plain")
     bfl.export.save(model, plain, bfl.export.Info(data={"target": ["price", 0.0, 1.0]} if request.param else None))
-    wanted = bfl.export.load(plain).predict(
-        np.float32(np.concatenate([Z, np.zeros((12, 1))], 1)), num_samples=5, seed=2
-    )
+    rows = np.float32(np.concatenate([Z, np.zeros((12, 1))], 1))
+    wanted = bfl.export.load(plain).predict(rows, num_samples=5, seed=2)
     return request.param, folder, {name: value.numpy() for name, value in wanted.items()}
 
 
 def in_units(name, wanted, target):
     if target is None or name not in ("mean", "low", "high", "stddev", "aleatoric", "epistemic"):
         return wanted
-    shift, scale = target[1:]
-    return {"stddev": scale * wanted, "aleatoric": scale**2 * wanted, "epistemic": scale**2 * wanted}.get(
-        name, shift + scale * np.float64(wanted)
-    )
+    _, shift, scale = target
+    factor = {"stddev": scale, "aleatoric": scale**2, "epistemic": scale**2}.get(name)
+    return shift + scale * np.float64(wanted) if factor is None else factor * wanted
 
 
 def test_float64_rows_keep_their_digits(saved):
@@ -57,20 +55,16 @@ def test_float64_rows_keep_their_digits(saved):
     loaded = bfl.export.load(folder)
     answer = loaded.predict(rows_of(), num_samples=5, seed=2)
     for name, value in wanted.items():
-        np.testing.assert_allclose(
-            answer[name],
-            in_units(name, value, target),
-            rtol=1e-4 if target is None else 1e-12,
-            atol=1e-4 if target is None or name in ("mean", "low", "high") else 1e-3,
-        )
+        atol = 1e-4 if target is None or name in ("mean", "low", "high") else 1e-3
+        rtol = 1e-4 if target is None else 1e-12
+        np.testing.assert_allclose(answer[name], in_units(name, value, target), rtol, atol)
     if target:
         assert answer["mean"].dtype == tf.float64 and len(np.unique(answer["mean"])) == 12
         limited = loaded.abstain(rows_of(), 5, 2, float(np.median(answer["stddev"])))["mean"].numpy()
         assert np.isnan(limited).sum() == 6
         assert loaded.sample(rows_of(), 5, 2)["mean"].dtype == tf.float64 == loaded.mean(rows_of())["mean"].dtype
-    signature = loaded.signatures["predict"](
-        images=tf.constant(rows_of(), tf.float32), num_samples=tf.constant(5), seed=tf.constant(2)
-    )
+    numbers = {"num_samples": tf.constant(5), "seed": tf.constant(2)}
+    signature = loaded.signatures["predict"](images=tf.constant(rows_of(), tf.float32), **numbers)
     assert all(value.dtype in (tf.float32, tf.int32) for value in signature.values())
 
 
@@ -80,10 +74,9 @@ def test_a_table_is_predicted_as_the_model_was_trained(saved, tmp_path):
         csv.writer(file).writerows([["time", "age", "constant"], *rows_of().tolist()])
     found = predict(folder, tmp_path / "new.csv", num_samples=5, seed=2).rows
     if target:
-        np.testing.assert_allclose(
-            [row.mean for row in found], 1e9 + 10 * np.float64(wanted["mean"]), rtol=0, atol=1e-3
-        )
-        np.testing.assert_allclose([row.low for row in found], 1e9 + 10 * np.float64(wanted["low"]), rtol=0, atol=1e-3)
+        for name in ("mean", "low"):
+            exact = 1e9 + 10 * np.float64(wanted[name])
+            np.testing.assert_allclose([getattr(row, name) for row in found], exact, rtol=0, atol=1e-3)
     else:
         np.testing.assert_allclose([row.confidence for row in found], wanted["probabilities"].max(1), rtol=1e-4)
 
@@ -104,6 +97,6 @@ def test_an_export_warns_of_columns_far_from_zero(tmp_path, caplog, mean, warns)
 
 def test_tensorflow_lite_refuses_what_float32_rounds_away(saved, tmp_path):
     _, folder, _ = saved
-    with pytest.raises(InvalidArgument, match=r"'time' is 1e.08 standard deviations from zero"):
-        bfl.export.save_tflite(folder, tmp_path / "model.tflite", num_samples=2)
+    message, path = "'time' is 1e.08 standard deviations from zero", tmp_path / "model.tflite"
+    refuses(message, bfl.export.save_tflite, folder, path, num_samples=2)
     assert not (tmp_path / "model.tflite").exists()

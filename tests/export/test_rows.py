@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 
 from tests.export.tampering import change_file, copy
+from tests.kit import refuses
 from tests.lite import lite_interpreter
 from tfp_bfl import export
 from tfp_bfl.data import EMPTY, Feature, read_own
 from tfp_bfl.data.names import as_category
 from tfp_bfl.data.rows import read_encoded
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.export import loading, rows
 from tfp_bfl.models import mlp
 
@@ -49,11 +49,15 @@ def train():
 
 @pytest.fixture(scope="module")
 def saved(train, tmp_path_factory):
-    data = {"columns": [list(x) for x in train.columns], "encoding": [x._asdict() for x in train.encoding]}
-    model = mlp("flipout", train.element_shape, 2, hidden=(4,), seed=0)
     folder = tmp_path_factory.mktemp("rows") / "saved"
-    export.save(model, folder, export.Info(class_names=["ill", "well"], data=data))
+    exported(train, folder)
     return folder
+
+
+def exported(train, folder, kind="flipout", **changes):
+    facts = {"columns": [list(x) for x in train.columns], "encoding": [x._asdict() for x in train.encoding], **changes}
+    model = mlp(kind, train.element_shape, 2, hidden=(4,), seed=0)
+    export.save(model, folder, export.Info(class_names=train.class_names, data=facts))
 
 
 def inputs(named=None):
@@ -107,9 +111,7 @@ def by_code(tmp_path_factory):
     (folder / "train.csv").write_text("\n".join(["code,x,label", *lines]) + "\n")
     data = read_own(folder / "train.csv", categorical=["code"], only=["code", "x"])
     assert data.train.encoding[0].levels == ("0", "0.5", "1.5", "007", "Male")
-    facts = {"columns": [list(x) for x in data.train.columns], "encoding": [x._asdict() for x in data.train.encoding]}
-    model = mlp("deterministic", data.train.element_shape, 2, hidden=(4,), seed=0)
-    export.save(model, folder / "saved", export.Info(class_names=["a", "b"], data=facts))
+    exported(data.train, folder / "saved", "deterministic")
     export.save_tflite(folder / "saved", folder / "m.tflite", num_samples=1)
     return folder, data.train
 
@@ -194,26 +196,15 @@ def test_the_card_states_columns_and_inputs(saved):
         assert line in card
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"encoding": []},
-        {"encoding": [Feature("x", "number")._asdict()]},
-        {"encoding": "x"},
-        {"encoding": [{"name": "x"}]},
-        {"encoding": [{**Feature("x", "number")._asdict(), "kind": "code"}]},
-        {"encoding": [{**Feature("x", "category")._asdict(), "levels": [1]}]},
-    ],
-)
-def test_an_encoding_of_another_form_is_refused(train, tmp_path, change):
-    model = mlp("flipout", train.element_shape, 2, hidden=(4,), seed=0)
-    data = {"columns": [list(x) for x in train.columns], **change}
-    if not change["encoding"]:
-        export.save(model, tmp_path / "saved", export.Info(data=data))
-        assert not hasattr(export.load(tmp_path / "saved"), "predict_rows")
-        return
-    with pytest.raises(InvalidArgument, match=r"encoding of info's data is .*, but must describe the columns"):
-        export.save(model, tmp_path / "saved", export.Info(data=data))
+X, C = Feature("x", "number")._asdict(), Feature("x", "category")._asdict()
+
+
+@pytest.mark.parametrize("encoding", ["x", [X], [{"name": "x"}], [{**X, "kind": "code"}], [{**C, "levels": [1]}]])
+def test_an_encoding_of_another_form_is_refused(train, tmp_path, encoding):
+    message = "encoding of info's data is .*, but must describe the columns"
+    refuses(message, exported, train, tmp_path / "saved", encoding=encoding)
+    exported(train, tmp_path / "saved", encoding=[])
+    assert not hasattr(export.load(tmp_path / "saved"), "predict_rows")
 
 
 def test_a_graph_that_does_not_fit_its_encoding_is_refused(saved, tmp_path):
@@ -225,9 +216,7 @@ def test_a_graph_that_does_not_fit_its_encoding_is_refused(saved, tmp_path):
         return json.dumps(info).encode()
 
     change_file(forged, loading.INFO, without)
-    with pytest.raises(InvalidArgument, match="it has a signature 'predict_rows', which an export has not"):
-        export.load(forged)
+    refuses("it has a signature 'predict_rows', which an export has not", export.load, forged)
     forged = copy(saved, tmp_path / "forged")
     change_file(forged, loading.INFO, lambda content: content.replace(b'"1st"', b'"2nd"').replace(b'"1st[', b'"2nd['))
-    with pytest.raises(InvalidArgument, match="its signature predict_rows does not take the columns that its info"):
-        export.load(forged)
+    refuses("its signature predict_rows does not take the columns that its info", export.load, forged)

@@ -1,5 +1,6 @@
 """SavedModels, loaded where neither this package nor TensorFlow Probability can be imported."""
 
+import collections
 import functools
 import subprocess
 import sys
@@ -9,9 +10,8 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tests.kit import json_of
+from tests.kit import json_of, refuses
 from tfp_bfl import evaluation, export, layers, models
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.export.signatures import make_functions, make_signatures
 from tfp_bfl.weights import assign_weights, get_weights
 
@@ -62,30 +62,19 @@ import numpy as np
 import tensorflow as tf
 
 folder, name, num_samples, seed = *sys.argv[1:3], *map(int, sys.argv[3:])
-inputs, answers = np.load(folder + "/inputs.npz"), {}
-
-def keep(key, outputs):
-    for output, value in outputs.items():
-        answers[key + "/" + output] = value.numpy()
-
+inputs = np.load(folder + "/inputs.npz")
 loaded = tf.saved_model.load(folder + "/" + name)
 x = inputs["rows"] if name == "table" else inputs["pixels"].astype(np.float32) / np.float32(255)
 predict = lambda x, n=num_samples, seed=seed: loaded.predict(x, num_samples=n, seed=seed)
-keep(name + "/first", predict(x))
-keep(name + "/again", predict(x))
-keep(name + "/other", predict(x, seed=seed + 1))
-keep(name + "/one", predict(x[:1]))
-keep(name + "/single", predict(x, n=1))
-keep(name + "/mean", loaded.mean(x))
-keep(name + "/sample", loaded.sample(x, num_samples=num_samples, seed=seed))
-limit = float(np.median(answers[name + "/first/entropy"]))
-keep(name + "/abstain", loaded.abstain(x, num_samples=num_samples, seed=seed, max_uncertainty=limit))
 numbers = {"num_samples": tf.constant(num_samples), "seed": tf.constant(seed)}
-keep(name + "/signature", loaded.signatures["predict"](images=tf.constant(x), **numbers))
+sign = lambda signature, images: loaded.signatures[signature](images=tf.constant(images), **numbers)
+found = {"first": predict(x), "again": predict(x), "other": predict(x, seed=seed + 1), "one": predict(x[:1])}
+found |= {"single": predict(x, n=1), "mean": loaded.mean(x), "signature": sign("predict", x)}
+found["sample"] = loaded.sample(x, num_samples=num_samples, seed=seed)
+limit = float(np.median(found["first"]["entropy"]))
+found["abstain"] = loaded.abstain(x, num_samples=num_samples, seed=seed, max_uncertainty=limit)
 if name != "table":
-    keep(name + "/bytes", predict(inputs["pixels"]))
-    signature = loaded.signatures["predict_uint8"]
-    keep(name + "/bytes signature", signature(images=tf.constant(inputs["pixels"]), **numbers))
+    found |= {"bytes": predict(inputs["pixels"]), "bytes signature": sign("predict_uint8", inputs["pixels"])}
 try:
     predict(x, n=0)
     error = ""
@@ -93,8 +82,8 @@ except tf.errors.InvalidArgumentError as e:
     error = str(e)
 with open(loaded.info.asset_path.numpy()) as file:
     facts = {"signatures": sorted(loaded.signatures), "error": error, "info": json.load(file)}
-
-np.savez(f"{folder}/{name}.npz", **answers)
+flat = {f"{key}/{output}": x.numpy() for key, own in found.items() for output, x in own.items()}
+np.savez(f"{folder}/{name}.npz", **flat)
 with open(f"{folder}/{name}.json", "w") as file:
     json.dump(facts, file)
 """
@@ -112,7 +101,7 @@ def build(name):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """name -> (folder, answers, facts)."""
+    """name -> (folder, call -> output -> answer, facts)."""
     folder = tmp_path_factory.mktemp("saved")
     np.savez(folder / "inputs.npz", pixels=PIXELS, rows=ROWS)
 
@@ -128,120 +117,71 @@ def saved(tmp_path_factory):
             command = [sys.executable, "-c", WITHOUT_THE_LIBRARY + LOADER, *arguments]
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
             assert done.returncode == 0, done.stderr
+        answers = collections.defaultdict(dict)
         with np.load(folder / f"{name}.npz") as file:
-            answers = dict(file)
+            for key, value in file.items():
+                answers[key.split("/")[0]][key.split("/")[1]] = value
         return folder, answers, json_of(folder / f"{name}.json")
 
     return of
 
 
-@pytest.fixture(scope="module")
-def answers(saved):
-    return lambda name, key: {output: saved(name)[1][f"{name}/{key}/{output}"] for output in OUTPUTS}
-
-
-@pytest.fixture(scope="module")
-def facts(saved):
-    return lambda name: saved(name)[2]
-
-
-def assert_same(actual, wanted, atol=1e-6):
-    assert set(actual) == set(wanted)
-    for output, value in wanted.items():
-        assert actual[output].shape == value.shape
-        np.testing.assert_allclose(actual[output], value, rtol=1e-5, atol=atol, err_msg=output)
-
-
-def differ(a, b):
-    return bool(np.abs(a["probabilities"] - b["probabilities"]).max() > 1e-4)
+def assert_same(actual, wanted):
+    for output in wanted:
+        assert actual[output].shape == wanted[output].shape
+        np.testing.assert_allclose(actual[output], wanted[output], rtol=1e-5, atol=1e-6, err_msg=output)
 
 
 @every_model
-def test_answers_are_those_of_predict_and_decompose(answers, name):
+def test_answers_are_those_of_the_library(saved, name):
+    """Of a model with BatchNorm and dropout too: the one by its moving statistics, the other on."""
+    _, answers, _ = saved(name)
     x = ROWS if name == "table" else PIXELS
-    probabilities = evaluation.predict(build(name), x, num_samples=NUM_SAMPLES, seed=SEED)
-    uncertainty = evaluation.decompose(np.array(probabilities))
-    np.testing.assert_allclose(uncertainty.mean, probabilities.mean(0), rtol=1e-5)
-    wanted = {
-        "probabilities": probabilities.mean(0),
-        "entropy": uncertainty.entropy,
-        "aleatoric": tf.linalg.trace(uncertainty.aleatoric),
-        "epistemic": tf.linalg.trace(uncertainty.epistemic),
-    }
-    assert_same(answers(name, "first"), wanted)
+    samples = evaluation.predict(build(name), x, num_samples=NUM_SAMPLES, seed=SEED)
+    uncertainty = evaluation.decompose(np.array(samples))
+    wanted = (samples.mean(0), uncertainty.entropy, *evaluation.scalars(uncertainty))
+    assert_same(answers["first"], dict(zip(OUTPUTS, wanted)))
+    np.testing.assert_allclose(answers["sample"]["probabilities"], samples, rtol=1e-4, atol=1e-6)
+    is_stochastic = name != "deterministic"
+    assert (samples.std(0).max() > 1e-3) == (answers["first"]["epistemic"].max() > 1e-5) == is_stochastic
+    np.testing.assert_allclose(answers["single"]["epistemic"], np.zeros(6), atol=1e-12)
+    with layers.sampling("mean"):  # One pass at the posterior's mean.
+        p = tf.nn.softmax(build(name)(layers.as_floats(tf.constant(x)), training=False)).numpy()
+    np.testing.assert_allclose(answers["mean"]["probabilities"], p, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(answers["mean"]["label"], p.argmax(1))
+    np.testing.assert_allclose(answers["mean"]["entropy"], evaluation.decompose(p[np.newaxis]).entropy, rtol=1e-4)
 
 
 @every_model
-def test_seed_decides_the_answer(answers, name):
-    first = answers(name, "first")
-    for output, value in answers(name, "again").items():
+def test_seeds_batches_signatures_and_limits(saved, name):
+    _, answers, facts = saved(name)
+    first, other = answers["first"], answers["other"]
+    for output, value in answers["again"].items():
         np.testing.assert_array_equal(value, first[output])
-    assert differ(answers(name, "other"), first) is (name != "deterministic")
-
-
-@every_model
-def test_one_example_gets_the_same_answer_as_in_a_batch(answers, name):
-    first = {output: value[:1] for output, value in answers(name, "first").items()}
-    assert_same(answers(name, "one"), first)
-
-
-@every_model
-def test_epistemic_uncertainty_needs_samples_that_differ(answers, name):
-    assert (answers(name, "first")["epistemic"].max() > 1e-5) == (name != "deterministic")
-    np.testing.assert_allclose(answers(name, "single")["epistemic"], np.zeros(6), atol=1e-12)
-
-
-@every_model
-def test_signatures(answers, facts, name):
+    differ = bool(np.abs(other["probabilities"] - first["probabilities"]).max() > 1e-4)
+    assert differ is (name != "deterministic")
+    assert_same(answers["one"], {output: value[:1] for output, value in first.items()})
     functions = ["abstain", "mean", "predict", "sample"]
     bytes_too = [] if name == "table" else [f"{function}_uint8" for function in functions]
-    assert facts(name)["signatures"] == sorted(functions + bytes_too)
-    assert_same(answers(name, "signature"), answers(name, "first"))
-    if name != "table":
-        for key in ("bytes", "bytes signature"):
-            assert_same(answers(name, key), answers(name, "first"))
-
-
-@every_model
-def test_mean_is_one_pass_at_the_posterior_mean(saved, name):
-    x = ROWS if name == "table" else tf.image.convert_image_dtype(PIXELS, tf.float32)
-    with layers.sampling("mean"):
-        probabilities = tf.nn.softmax(build(name)(x, training=False))
-    np.testing.assert_allclose(saved(name)[1][f"{name}/mean/probabilities"], probabilities, rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(saved(name)[1][f"{name}/mean/label"], np.argmax(probabilities, 1))
-    entropy = evaluation.decompose(np.array(probabilities)[np.newaxis]).entropy
-    np.testing.assert_allclose(saved(name)[1][f"{name}/mean/entropy"], entropy, rtol=1e-4)
-
-
-@every_model
-def test_samples_are_those_of_predict(saved, name):
-    """Of a model with BatchNorm and dropout too: the one by its moving statistics, the other on."""
-    samples = saved(name)[1][f"{name}/sample/probabilities"]
-    x = ROWS if name == "table" else PIXELS
-    wanted = evaluation.predict(build(name), x, num_samples=NUM_SAMPLES, seed=SEED)
-    np.testing.assert_allclose(samples, wanted, rtol=1e-4, atol=1e-6)
-    assert (samples.std(0).max() > 1e-3) == (name != "deterministic")
-
-
-@every_model
-def test_abstains_where_the_entropy_exceeds_the_limit(saved, name):
-    entropy, label, first = (
-        saved(name)[1][f"{name}/{key}"] for key in ("abstain/entropy", "abstain/label", "first/label")
-    )
-    exceeds = entropy > np.float32(np.median(entropy))
+    assert facts["signatures"] == sorted(functions + bytes_too)
+    for key in ("signature", *(("bytes", "bytes signature") if bytes_too else ())):
+        assert_same(answers[key], first)
+    exceeds = answers["abstain"]["entropy"] > np.float32(np.median(answers["abstain"]["entropy"]))
     assert 0 < exceeds.sum() < len(exceeds)
-    np.testing.assert_array_equal(label, np.where(exceeds, -1, first))
+    np.testing.assert_array_equal(answers["abstain"]["label"], np.where(exceeds, -1, first["label"]))
+    assert "num_samples must be at least 1." in facts["error"]
 
 
 @every_model
-def test_what_is_known_travels_as_an_asset(saved, facts, name):
-    info = facts(name)["info"]
+def test_what_is_known_travels_as_an_asset(saved, name):
+    folder, _, facts = saved(name)
+    info = facts["info"]
     assert info["class_names"] == ["cat", "dog", "a | b"] and info["metrics"] == {"accuracy": 0.75}
     assert info["model"]["stochastic"] is (name != "deterministic") and info["data"] is None
-    card = (saved(name)[0] / name / "model_card.md").read_text()
+    card = (folder / name / "model_card.md").read_text()
     assert "| Accuracy | 0.75 |" in card and "2. a \\| b" in card
     assert "Not recorded at export." in card  # the data
-    assert export.read_info(saved(name)[0] / name).configuration == {"rule": "x"}
+    assert export.read_info(folder / name).configuration == {"rule": "x"}
 
 
 @deep
@@ -255,12 +195,7 @@ def test_saved_model_cli_runs_it(saved, tmp_path):
     assert done.returncode == 0, done.stderr
     for output in OUTPUTS:
         answer = np.load(tmp_path / "answer" / f"{output}.npy")
-        np.testing.assert_allclose(answer, saved("flipout")[1][f"flipout/first/{output}"], rtol=1e-4, atol=1e-6)
-
-
-@every_model
-def test_no_samples_is_an_error(facts, name):
-    assert "num_samples must be at least 1." in facts(name)["error"]
+        np.testing.assert_allclose(answer, saved("flipout")[1]["first"][output], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("what", ["folder", "file"])
@@ -271,29 +206,15 @@ def test_what_exists_stays_untouched(tmp_path, what):
         (path / "notes.txt").write_text("mine")
     else:
         path.write_text("mine")
-    with pytest.raises(InvalidArgument, match="exists already"):
-        export.save(build("table"), path)
+    refuses("exists already", export.save, build("table"), path)
     left = [p.name for p in sorted(tmp_path.rglob("*"))]
     assert left == (["saved", "notes.txt"] if what == "folder" else ["saved"])
     assert (path / "notes.txt" if what == "folder" else path).read_text() == "mine"
 
 
 def test_an_empty_folder_will_do(tmp_path):
-    export.save(
-        models.mlp("deterministic", hidden=(), **{k: TABLE[k] for k in ("input_shape", "num_classes")}), tmp_path
-    )
+    export.save(models.mlp("deterministic", (5,), 3, hidden=()), tmp_path)
     assert tf.saved_model.contains_saved_model(str(tmp_path))
-
-
-@deep
-def test_float64_images_and_the_name_mean(tmp_path):
-    export.save(models.lenet("flipout", input_shape=(8, 8, 1)), tmp_path / "saved")
-    loaded = tf.saved_model.load(str(tmp_path / "saved"))
-    images = np.random.default_rng(0).random([2, 8, 8, 1])
-    answer = loaded.predict(images, num_samples=3, seed=0)
-    np.testing.assert_array_equal(answer["mean"], answer["probabilities"])
-    single = loaded.predict(images.astype(np.float32), num_samples=3, seed=0)
-    np.testing.assert_allclose(answer["mean"], single["mean"], atol=1e-6)
 
 
 # Per comparison; eight of them are made.
@@ -342,16 +263,3 @@ def test_one_draw_for_the_batch_is_distributed_as_a_draw_of_each_example_s_own()
             # It would see a shift by a quarter of the spread.
             shifted = ours[:, b, c] + 0.25 * ours[:, b, c].std()
             assert stats.ks_2samp(shifted, theirs[:, b, c]).pvalue < ERROR_RATE
-
-
-def test_summaries_are_the_traces_of_the_decomposition():
-    probabilities = np.random.default_rng(0).dirichlet([0.3] * 4, [6, 5]).astype(np.float32)
-    probabilities[:, 0] = [1, 0, 0, 0]
-    wanted = evaluation.decompose(probabilities)
-    summary = evaluation.summarise(probabilities)
-    np.testing.assert_array_equal(summary.mean, wanted.mean)
-    np.testing.assert_array_equal(summary.entropy, wanted.entropy)
-    traces = evaluation.scalars(wanted)
-    np.testing.assert_allclose(summary.aleatoric, traces.aleatoric_trace, rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(summary.epistemic, traces.epistemic_trace, rtol=1e-5, atol=1e-7)
-    assert summary.entropy[0] == 0 and summary.epistemic[0] == 0

@@ -74,11 +74,8 @@ def test_abstain_in_columns(served):
     limit = float(entropy.mean())
     outputs = ask(served, signature_name="abstain_uint8", inputs=numbers(max_uncertainty=limit))["outputs"]
     assert [label == -1 for label in outputs["label"]] == (entropy > limit).tolist()
-
-
-def test_one_output_has_no_name(served):
-    outputs = ask(served, signature_name="sample_uint8", inputs=numbers())["outputs"]
-    assert np.shape(outputs) == (5, 2, 10)
+    # One output has no name.
+    assert np.shape(ask(served, signature_name="sample_uint8", inputs=numbers())["outputs"]) == (5, 2, 10)
 
 
 def test_mean_in_rows(served):
@@ -91,15 +88,11 @@ def test_mean_in_rows(served):
 
 def test_the_documentation_s_requests_are_answered(served):
     """Each block of JSON with a signature's name, its images filled in."""
-    requests = [
-        block for block in re.findall(r"```json\n(.*?)```", DOCUMENT.read_text(), re.S) if "signature_name" in block
-    ]
+    blocks = re.findall(r"```json\n(.*?)```", DOCUMENT.read_text(), re.S)
+    requests = [block.replace('"IMAGES"', json.dumps(PIXELS.tolist())) for block in blocks if "signature_name" in block]
     assert len(requests) >= 3
-    for block in requests:
-        assert set(json.loads(answer(served, block.replace('"IMAGES"', json.dumps(PIXELS.tolist()))))) & {
-            "outputs",
-            "predictions",
-        }
+    for request in requests:
+        assert set(json.loads(answer(served, request))) & {"outputs", "predictions"}
 
 
 SHAPES = {"lenet": (8, 8, 1), "resnet20": (8, 8, 3), "mlp": (8, 8, 1), "conv_net": (8, 8, 1)}
@@ -126,6 +119,7 @@ def operations(function):
 def test_a_small_model_s_export_uses_none_that_is_not_on_the_list():
     used = used_by(models.mlp("flipout", SHAPES["mlp"], 3))
     assert "MatMul" in used and used <= EXPORTED
+    assert not EXPORTED & ARITHMETIC and not EXPORTED & SAVING and not ARITHMETIC & SAVING
 
 
 @pytest.mark.long
@@ -137,15 +131,9 @@ def test_the_list_is_what_exports_use():
         found |= used_by(model)
     # Draws from a posterior beside the model, with BatchNorm's statistics computed anew for each.
     weights = get_weights(model := models.resnet20("deterministic", (8, 8, 3)))
-    for q in (
-        LowRank(weights.point, each(tf.ones_like, weights.point), each(lambda x: x[None], weights.point)),
-        Samples(each(lambda x: x[None], weights.point)),
-    ):
+    rows = each(lambda x: x[None], weights.point)
+    for q in (LowRank(weights.point, each(tf.ones_like, weights.point), rows), Samples(rows)):
         beside = weights._replace(posterior=q, point=())
         found |= used_by(predictive_model(model, beside, np.ones([4, 8, 8, 3], np.float32)))
     assert found <= EXPORTED
     assert EXPORTED - found == AROUND
-
-
-def test_the_lists_have_nothing_in_common():
-    assert not EXPORTED & ARITHMETIC and not EXPORTED & SAVING and not ARITHMETIC & SAVING

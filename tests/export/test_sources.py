@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tests.export.tampering import copy
+from tests.kit import refuses
 from tfp_bfl import export, models
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.export.loading import FILES
 
 PIXELS = np.random.default_rng(0).integers(256, size=[3, 4, 4, 1]).astype(np.uint8)
@@ -66,8 +66,7 @@ def test_a_simulation_s_result(tmp_path):
 def test_a_broken_run_is_refused_before_anything_is_written(run, tmp_path):
     broken = copy(run, tmp_path / "broken")
     (broken / "saved_model" / "saved_model.pb").write_bytes(b"x")
-    with pytest.raises(InvalidArgument, match="is not a SavedModel of this library"):
-        export.save(broken, tmp_path / "saved")
+    refuses("is not a SavedModel of this library", export.save, broken, tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
 
@@ -75,12 +74,9 @@ def test_a_broken_run_is_refused_before_anything_is_written(run, tmp_path):
 @pytest.mark.parametrize(
     ("source", "match"),
     [
-        ("empty", "is neither the folder of a complete run nor a SavedModel"),
-        ("nowhere", "is neither the folder of a complete run nor a SavedModel"),
+        *[(x, "is neither the folder of a complete run nor a SavedModel") for x in ("empty", "nowhere", "a\0b")],
         ("unfinished", "is not complete and has no model yet"),
-        ("a\0b", "is neither the folder of a complete run nor a SavedModel"),
-        (3, "can't be exported"),
-        (types.SimpleNamespace(model=3), "can't be exported"),
+        *[(x, "can't be exported") for x in (3, types.SimpleNamespace(model=3))],
     ],
 )
 def test_what_is_no_model(tmp_path, monkeypatch, function, source, match):
@@ -88,15 +84,13 @@ def test_what_is_no_model(tmp_path, monkeypatch, function, source, match):
     for name in ("empty", "unfinished"):
         (tmp_path / name).mkdir()
     (tmp_path / "unfinished" / "config.yaml").write_text("rounds: 3")
-    with pytest.raises(InvalidArgument, match=match):
-        function(source, "new")
+    refuses(match, function, source, "new")
     assert not (tmp_path / "new").exists()
 
 
 def test_a_model_without_classes(tmp_path):
     images = tf.keras.Input([4, 4, 1])
-    with pytest.raises(InvalidArgument, match=r"logits \[B, C\]"):
-        export.save(tf.keras.Model(images, images), tmp_path / "new")
+    refuses(r"logits \[B, C\]", export.save, tf.keras.Model(images, images), tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
@@ -105,8 +99,7 @@ def test_a_path_that_can_t_be(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
     for function in (export.save, export.save_tflite):
-        with pytest.raises(InvalidArgument):
-            function(MODEL, path)
+        refuses(".", function, MODEL, path)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
@@ -125,6 +118,5 @@ def test_a_path_that_can_t_be(tmp_path, monkeypatch, path):
     ],
 )
 def test_info_that_does_not_fit(tmp_path, info, match):
-    with pytest.raises(InvalidArgument, match=match):
-        export.save(MODEL, tmp_path / "new", info)
+    refuses(match, export.save, MODEL, tmp_path / "new", info)
     assert not (tmp_path / "new").exists()

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import refuses
 from tests.lite import lite_interpreter
 from tfp_bfl import export, models
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import LowRank
 from tfp_bfl.weights import get_weights, predictive_model
 
@@ -32,7 +32,7 @@ def low_rank():
     """A posterior beside the model, with BatchNorm's statistics computed anew for each draw."""
     model = models.lenet("deterministic", normalization="batch", **OPTIONS)
     weights = get_weights(model)
-    each = functools.partial(tf.nest.map_structure)
+    each = tf.nest.map_structure
     variance, deviations = (lambda x: 0.003 * tf.ones_like(x)), (lambda x: 0.1 * tf.ones_like(x)[tf.newaxis])
     q = LowRank(weights.point, each(variance, weights.point), each(deviations, weights.point))
     return predictive_model(model, weights._replace(posterior=q, point=()), PIXELS)
@@ -65,9 +65,8 @@ def test_answers_are_those_of_the_saved_model(folder, name):
         images = PIXELS if signature.endswith("uint8") else (PIXELS / 255).astype(np.float32)
         for part in (images, images[:1]):
             answer = lite.get_signature_runner(signature)(images=part)
-            wanted = loaded.signatures[signature](
-                images=tf.constant(part), **(numbers if "predict" in signature else {})
-            )
+            own = numbers if "predict" in signature else {}
+            wanted = loaded.signatures[signature](images=tf.constant(part), **own)
             assert set(answer) == set(wanted)
             for output, value in wanted.items():
                 np.testing.assert_allclose(answer[output], value, rtol=1e-4, atol=2e-6, err_msg=output)
@@ -110,25 +109,22 @@ def test_a_table_takes_floats(tmp_path):
     ],
 )
 def test_bad_numbers(tmp_path, options, match):
-    with pytest.raises(InvalidArgument, match=match):
-        export.save_tflite(build("deterministic"), tmp_path / "new.tflite", **options)
+    refuses(match, export.save_tflite, build("deterministic"), tmp_path / "new.tflite", **options)
     assert not list(tmp_path.iterdir())
 
 
 def test_what_exists_stays_untouched(tmp_path):
     (tmp_path / "mine").write_text("mine")
-    with pytest.raises(InvalidArgument, match="exists already"):
-        export.save_tflite(build("deterministic"), tmp_path / "mine")
+    refuses("exists already", export.save_tflite, build("deterministic"), tmp_path / "mine")
     assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_more_samples_than_a_file_holds(tmp_path, monkeypatch):
     monkeypatch.setattr("tfp_bfl.export.tflite.MOST_BYTES", 100)
-    with pytest.raises(InvalidArgument, match="holds at most 100: take fewer"):
-        export.save_tflite(small(), tmp_path / "new.tflite", num_samples=2)
-    monkeypatch.undo()
-    with pytest.raises(InvalidArgument, match="take fewer"):  # before memory is taken for them
-        export.save_tflite(small(), tmp_path / "new.tflite", num_samples=10**11)
+    arguments = small(), tmp_path / "new.tflite"
+    refuses("holds at most 100: take fewer", export.save_tflite, *arguments, num_samples=2)
+    monkeypatch.undo()  # Before memory is taken for them:
+    refuses("take fewer", export.save_tflite, *arguments, num_samples=10**11)
     assert not list(tmp_path.iterdir())
 
 

@@ -26,7 +26,7 @@ def simulate(runtime):
     return functools.partial(federated.simulate, process(), runtime=runtime)
 
 
-@pytest.mark.deep(after="tests/data/test_cohorts.py")
+@pytest.mark.deep(after="tests/data/test_clients.py")
 def test_popular_clients_come_more_often(simulate):
     """One client a round. Of 20 equally likely ones none has more than a fifth of 60 rounds (seeded: all is fixed)."""
     counts = {}

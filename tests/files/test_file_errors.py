@@ -15,7 +15,6 @@ import tfp_bfl as bfl
 from tfp_bfl.app import cli
 from tfp_bfl.app.one_run import run_folder
 from tfp_bfl.app.options.config import make_config
-from tfp_bfl.export import tflite
 from tfp_bfl.federated.checkpoints import Checkpoints, Record
 from tfp_bfl.files.writing import begun, space, system_error
 
@@ -103,7 +102,7 @@ def test_exports_that_fail_leave_nothing(tmp_path, monkeypatch):
             bfl.export.save(model, tmp_path / "model")
         assert (raised.value.errno, raised.value.filename) == (number, str(tmp_path / "model"))
         with pytest.raises(OSError) as raised:
-            tflite._convert(tf.Module(), {})
+            bfl.export.save_tflite(model, tmp_path / "model.tflite", num_samples=1)
         assert raised.value.errno == number
         assert not list(tmp_path.iterdir())
 

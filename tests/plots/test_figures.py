@@ -2,12 +2,14 @@ import warnings
 
 import numpy as np
 import pytest
+import scipy.integrate
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from scipy import stats
 
 from experiments.figures import accuracy_confidence
+from tests.kit import refuses
 from tfp_bfl import plots
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.plots import style
 from tfp_bfl.plots.forest import Estimate, forest_plot
 
@@ -70,16 +72,13 @@ def test_learning_curve_leaves_out_panels_without_data():
 
 def test_extremes_are_drawn():
     draw(plots.learning_curve([{**row(n), "stddev_q05": 0.0, "stddev_median": 0.0} for n in (1, 2)]))
-    draw(plots.client_labels(np.ones((2, 2)), [r"$\frac{$", "<script>"]))  # Matplotlib would parse both.
-    draw(plots.uncertain_examples(np.zeros((1, 4, 4, 1), np.uint8), [0], [[0.5, 0.3, 0.2]], [1.0], NAMES))
-
-
-def test_learning_curve_of_a_posterior_without_any_spread_has_no_logarithms():
-    names = ("stddev_q05", "stddev_median", "stddev_q95")
+    nothing = dict.fromkeys(("stddev_q05", "stddev_median", "stddev_q95"), 0.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        figure = draw(plots.learning_curve([{**row(n), **dict.fromkeys(names, 0.0)} for n in (1, 2)]))
+        figure = draw(plots.learning_curve([{**row(n), **nothing} for n in (1, 2)]))
     assert figure.axes[2].get_yscale() == "linear"
+    draw(plots.client_labels(np.ones((2, 2)), [r"$\frac{$", "<script>"]))  # Matplotlib would parse both.
+    draw(plots.uncertain_examples(np.zeros((1, 4, 4, 1), np.uint8), [0], [[0.5, 0.3, 0.2]], [1.0], NAMES))
 
 
 def test_reliability_diagram():
@@ -161,12 +160,8 @@ def test_uncertain_examples_shows_the_extremes(channels):
     figure = plots.uncertain_examples(images, [0, 1, 2, 2], p, [0.3, 0.1, 0.4, 0.2], NAMES)
     assert sorted(t for t in texts(draw(figure)) if t)[1] == "cat 80%\ncorrect"
     assert "cat 40%\nlabel ship" in texts(figure)
-
-
-def test_uncertain_examples_of_other_data_is_none():
-    p, y, u = predictions(4)
-    for features in (np.zeros((4, 7)), np.zeros((4, 8, 8, 3), np.float32), np.zeros((4, 8, 8, 5), np.uint8)):
-        assert plots.uncertain_examples(features, y, p, u, NAMES) is None
+    for other in (np.zeros((4, 7)), np.zeros((4, 8, 8, 3), np.float32), np.zeros((4, 8, 8, 5), np.uint8)):
+        assert plots.uncertain_examples(other, [0, 1, 2, 2], p, [0.3, 0.1, 0.4, 0.2], NAMES) is None
 
 
 def test_uncertainty_density_is_of_shares_in_common_bins():
@@ -179,9 +174,6 @@ def test_uncertainty_density_is_of_shares_in_common_bins():
     # Of the eight pairs out wins seven and draws one; of the scores from 0.9 on two of three are out.
     assert titles(figure) == ["Entropy: AUROC 0.938, AUPR 0.833"]
     assert figure.axes[0].get_legend_handles_labels()[1] == ["in distribution (4)", r"\$ out (2)"]
-
-
-def test_uncertainty_density_without_an_upper_end():
     figure = draw(plots.uncertainty_density([0.0, 0.001], [0.002, 0.004], quantity="epistemic part"))
     assert figure.axes[0].get_xlim() == pytest.approx((0, 0.004))
     assert sum(figure.axes[0].patches[0].get_data().values) == pytest.approx(1.0)
@@ -196,13 +188,10 @@ def test_learning_comparison_draws_what_each_run_has():
     assert figure.axes[0].get_legend_handles_labels()[1] == [" _one", r"other in \$"]
     only = plots.learning_comparison({"a": [row(1, evaluated=False)], "b": [row(1, evaluated=False)]})
     assert titles(draw(only)) == ["Posterior standard deviations"]
-
-
-def test_learning_comparison_of_a_wide_spread_has_few_numbers():
-    rounds = [{**row(n), "stddev_median": 10.0**-n} for n in range(1, 9)]
-    figure = draw(plots.learning_comparison({"a": rounds, "b": [row(1)]}))
-    labels = [label.get_text() for label in figure.axes[2].get_yticklabels(which="both")]
-    assert 3 <= len([label for label in labels if label]) <= 12
+    # A wide spread has few numbers beside it.
+    wide = [{**row(n), "stddev_median": 10.0**-n} for n in range(1, 9)]
+    axes = draw(plots.learning_comparison({"a": wide, "b": [row(1)]})).axes[2]
+    assert 3 <= len([label for label in axes.get_yticklabels(which="both") if label.get_text()]) <= 12
 
 
 def test_retention_comparison():
@@ -287,6 +276,10 @@ IMAGES = np.zeros((4, 4, 4, 1), np.uint8)
         (plots.uncertainty_density, ([-0.1], [0.2]), {}, r"must lie in \[0, infinity\]"),
         (plots.uncertainty_density, ([], [0.2]), {}, "scores_in must have at least one"),
         (plots.uncertainty_density, ([0.1], [0.2]), {"num_bins": 0}, "num_bins is 0, but must be"),
+        *[
+            (forest_plot, x, {}, "A forest plot needs")
+            for x in (([], []), (["a"], []), (["a"], [estimate("x", [1, 2])]))
+        ],
         (plots.chain_traces, ({},), {}, "nothing to draw"),
         (plots.chain_traces, ({"nll": np.zeros(9)},), {}, r"shape \[M, R\]"),
         (plots.chain_traces, ({"nll": np.zeros((2, 3))},), {}, "at least 4"),
@@ -295,11 +288,58 @@ IMAGES = np.zeros((4, 4, 4, 1), np.uint8)
     ],
 )
 def test_refused(figure, arguments, options, message):
-    with pytest.raises(InvalidArgument, match=message):
-        figure(*arguments, **options)
+    refuses(message, figure, *arguments, **options)
 
 
-@pytest.mark.parametrize(("names", "estimates"), [([], []), (["a"], []), (["a"], [estimate("x", [1, 2])])])
-def test_nothing_to_draw_is_refused(names, estimates):
-    with pytest.raises(ValueError, match="A forest plot needs"):
-        forest_plot(names, estimates)
+VALUES = np.random.default_rng(0).normal(0.1, 0.01, size=30)
+CURVES = {"Epanechnikov": ("epanechnikov", 0.004), "Gaussian in $": ("gaussian", 0.003)}
+
+
+def curve(figure, label):
+    return next(line for line in figure.axes[0].lines if line.get_label() == label).get_xydata().T
+
+
+def test_kernel_density_is_a_density_and_scipy_s():
+    figure = draw(plots.kernel_density(VALUES, CURVES, {"mean": VALUES.mean()}, title="$w"))
+    x, y = curve(figure, "Epanechnikov")
+    assert scipy.integrate.trapezoid(y, x) == pytest.approx(1, abs=1e-4)
+    x, y = curve(figure, r"Gaussian in \$")
+    wanted = stats.gaussian_kde(VALUES, 0.003 / VALUES.std(ddof=1))(x)
+    np.testing.assert_allclose(y, wanted, rtol=1e-8, atol=1e-8 * wanted.max())
+    assert figure.axes[0].get_title(loc="left") == r"\$w"
+    np.testing.assert_array_equal(curve(figure, "mean")[0], 2 * [VALUES.mean()])
+    # The rug has every client below zero.
+    (rug,) = (c for c in figure.axes[0].collections if c.get_label() == "clients")
+    lines = np.array(rug.get_segments())
+    np.testing.assert_allclose(lines[:, 0, 0], VALUES)
+    assert (lines[..., 1] < 0).all()
+
+
+def test_kernel_density_of_extremes():
+    many = {str(i): ("epanechnikov", 0.001 * i) for i in range(1, 9)}
+    for values, curves, marks in (
+        ([1, 2], {"narrow": ("gaussian", 1e-6)}, {}),
+        (1e-12 * VALUES, {"wide": ("epanechnikov", 10.0)}, {}),
+        (VALUES, many, dict.fromkeys("abcde", 0)),
+    ):
+        figure = draw(plots.kernel_density(values, curves, marks))
+        for name in (*curves, *marks):
+            assert np.isfinite(curve(figure, name)).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "curves", "marks", "message"),
+    [
+        (np.ones([2, 2]), CURVES, {}, r"shape \[S\]"),
+        ([1.0, np.nan], CURVES, {}, "finite numbers"),
+        (["a", "b"], CURVES, {}, "finite numbers"),
+        ([2.0, 2.0], CURVES, {}, "clients who differ"),
+        ([], CURVES, {}, "clients who differ"),
+        (VALUES, {}, {}, "at least one curve"),
+        (VALUES, {"a": ("epanechnikof", 1.0)}, {}, "did you mean 'epanechnikov'"),
+        (VALUES, {"a": ("gaussian", 0.0)}, {}, "bandwidth is 0.0, but must be"),
+        (VALUES, CURVES, {"mode": np.nan}, "'mode': nan"),
+    ],
+)
+def test_kernel_density_of_bad_input(values, curves, marks, message):
+    refuses(message, plots.kernel_density, values, curves, marks)

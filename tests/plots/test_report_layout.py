@@ -1,6 +1,7 @@
 """Reports of every kind in a browser: no cell cut, no word broken, nothing scrolls sideways, at three widths."""
 
 import hashlib
+import itertools
 import types
 
 import numpy as np
@@ -48,9 +49,8 @@ def sums_of(seed, number=36):
 
 def federation():
     sums = {site: sums_of(i) for i, site in enumerate(SITES)}
-    traffic = {
-        site: {"answers": 21, "sent_bytes": 1_234_567, "received_bytes": 7_654_321, "seconds": 12.3} for site in SITES
-    }
+    of_site = {"answers": 21, "sent_bytes": 1_234_567, "received_bytes": 7_654_321, "seconds": 12.3}
+    traffic = dict.fromkeys(SITES, of_site)
     own = {"probabilities": None, "labels": np.zeros(0, np.int32), "uncertainties": {}, "features": None}
     own["sections"] = list(sections(sums, rounds(), traffic))
     return a_run("federation", label_counts=None, **own)
@@ -68,15 +68,12 @@ def linear_model(folder):
 
 
 def written(folder):
-    groups = [
-        f"algorithm={a},learning_rate={rate}"
-        for a in ("variational", "distributed_consolidation")
-        for rate in (0.01, 0.1)
-    ]
+    pairs = itertools.product(("variational", "distributed_consolidation"), (0.01, 0.1))
+    groups = [f"algorithm={name},learning_rate={rate}" for name, rate in pairs]
     runs = [a_run(name)._replace(config={"algorithm": name, "learning_rate": 0.1}) for name in groups]
     scores = lambda i: [{"accuracy": 0.8 + i / 100 + j / 1000, "test_nll": 0.5, "ece": 0.02} for j in range(2)]
     repeated = [Repeated(name, dict(enumerate(scores(i))), DIGEST) for i, name in enumerate(groups)]
-    pages = {
+    return {
         "table": plots.write_report(folder / "table.html", [a_run("table", features=None)]),
         "images": plots.write_report(folder / "images.html", [a_run("images")]),
         "comparison": plots.write_report(folder / "comparison.html", runs),
@@ -85,7 +82,6 @@ def written(folder):
         "bench": bench_page.write_page(made_up.write(folder / "bench", made_up.records()), folder / "bench.html", None),
         "glm": linear_model(folder / "glm"),
     }
-    return pages
 
 
 def test_the_kind_of_a_cell_is_that_of_its_value():
@@ -108,15 +104,12 @@ def test_every_kind_of_report_fits_three_widths(tmp_path):
 @browser.needs_chromium
 def test_the_measurement_finds_faults(tmp_path):
     style = "td { width: 22px; overflow-wrap: anywhere; } table { table-layout: fixed; width: 22px; }"
-    rows = {
-        "broken": "<td>Balanced</td>",
-        "cut": '<td style="white-space: nowrap; overflow-wrap: normal">algorithm=x</td>',
-    }
-    pages = []
-    for name, row in rows.items():
-        pages.append(tmp_path / f"{name}.html")
-        pages[-1].write_text(f"<!DOCTYPE html><style>{style}</style><main><table><tr>{row}</table></main>")
-    pages.append(tmp_path / "wide.html")
-    pages[-1].write_text('<!DOCTYPE html><main><div style="overflow: auto"><p style="width: 2000px">x</p></div></main>')
+    table = f"<style>{style}</style><main><table><tr>{{}}</table></main>"
+    cut = '<td style="white-space: nowrap; overflow-wrap: normal">algorithm=x</td>'
+    content = {"broken": table.format("<td>Balanced</td>"), "cut": table.format(cut)}
+    content["wide"] = '<main><div style="overflow: auto"><p style="width: 2000px">x</p></div></main>'
+    pages = [tmp_path / f"{name}.html" for name in content]
+    for path, text in zip(pages, content.values()):
+        path.write_text(f"<!DOCTYPE html>{text}")
     kinds = {(name, kind) for name, _, kind, _, _ in browser.layout(pages, [390], tmp_path)["faults"]}
     assert {("broken.html", "broken word"), ("cut.html", "cut"), ("wide.html", "sideways")} <= kinds

@@ -9,7 +9,7 @@ from tfp_bfl.app.one_run import client_scores
 from tfp_bfl.app.one_run.client_scores import RowsByClient
 from tfp_bfl.app.one_run.job import Job
 from tfp_bfl.app.one_run.pipeline import Predicted
-from tfp_bfl.data._random import generator
+from tfp_bfl.data.partitions import generator
 from tfp_bfl.errors import InvalidArgument
 
 COVERAGE = 0.9  # Of prediction sets and intervals.

@@ -20,7 +20,7 @@ from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.bench import cells as runner
-from tfp_bfl.data.partition_names import GIVEN
+from tfp_bfl.data.equal_partitions import GIVEN
 from tfp_bfl.errors import Error, InvalidArgument, shown
 
 MOST_CELLS = 10_000

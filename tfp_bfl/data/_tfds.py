@@ -37,9 +37,7 @@ def find(name: str, known: Sequence[str], data_dir: str | os.PathLike | None = N
             # TFDS downloads the code of these datasets and runs it; a config names what dataset it likes.
             parsed = tfds.core.naming.parse_builder_name_kwargs(name)[0]
             if parsed.namespace:
-                raise InvalidArgument(
-                    f"The data source {name!r} has a namespace, but must be one of TFDS's own: its code would be run."
-                )
+                raise InvalidArgument(f"The data source {name!r} has a namespace, but must be one of TFDS's own.")
             for root in tfds.core.utils.file_utils.list_data_dirs(data_dir):
                 _check_classes(pathlib.Path(root) / parsed.name)
             builder = tfds.builder(name, data_dir=data_dir)
@@ -54,9 +52,7 @@ def find(name: str, known: Sequence[str], data_dir: str | os.PathLike | None = N
             _prepare(builder, name)
             builder = tfds.builder(name, data_dir=data_dir)
             if not builder.is_prepared():
-                raise InvalidArgument(
-                    f"{builder.data_path} is not a prepared dataset of TFDS: delete it and load again."
-                )
+                raise InvalidArgument(f"{builder.data_path} is no prepared dataset of TFDS: delete it and load again.")
     return builder
 
 
@@ -83,9 +79,8 @@ def read(builder: Any, name: str, split: str) -> tuple[np.ndarray, np.ndarray, t
         if done < num_examples:
             raise ValueError(f"{done} examples instead of {num_examples}")
     except Exception as e:
-        raise InvalidArgument(
-            f"{name} at {builder.data_path} can't be read ({_first_line(e)}): delete that folder and prepare it again."
-        ) from e
+        what = f"{name} at {builder.data_path} can't be read ({_first_line(e)})"
+        raise InvalidArgument(f"{what}: delete that folder and prepare it again.") from e
     return images, labels, tuple(info.features[label_key].names)
 
 
@@ -100,10 +95,8 @@ def _check_classes(folder: pathlib.Path) -> None:
             raise InvalidArgument(f"{path} can't be read ({_first_line(error)}): prepare the dataset again.") from None
         foreign = [x for x in named if not (isinstance(x, str) and x.startswith("tensorflow_datasets."))]
         if foreign:
-            raise InvalidArgument(
-                f"{path} names {shown(foreign[0])}, which is none of TFDS's features and would be imported: take a "
-                "dataset that TFDS prepared."
-            )
+            what = f"{path} names {shown(foreign[0])}, which is none of TFDS's features and would be imported"
+            raise InvalidArgument(f"{what}: take a dataset that TFDS prepared.")
 
 
 def _class_names(node: object) -> Iterator[Any]:
@@ -185,10 +178,8 @@ def _reachable(builder: Any) -> bool:
 def _unknown(name: str, known: Sequence[str], names: Sequence[str]) -> str:
     near = difflib.get_close_matches(name.lower(), [*known, *names], n=6, cutoff=0.6)
     near = list(dict.fromkeys(near))[:3]
-    if near:
-        advice = "did you mean " + " or ".join(repr(n) for n in near) + "?"
-    else:
-        advice = "choose one of " + ", ".join(map(repr, known)) + " or a TFDS name for image classification."
+    choice = f"choose one of {', '.join(map(repr, known))} or a TFDS name for image classification."
+    advice = f"did you mean {' or '.join(map(repr, near))}?" if near else choice
     return f"There is no data source {name!r}: {advice}"
 
 

@@ -15,17 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.cells import (
-    BLANK,
-    COUNTERS,
-    MOST_LEVELS,
-    NUMBERING,
-    NUMERIC,
-    ROWS,
-    TEXT_KINDS,
-    Cells,
-    read_cells,
-)
+from tfp_bfl.data.cells import BLANK, COUNTERS, MOST_LEVELS, NUMBERING, NUMERIC, ROWS, TEXT_KINDS, Cells, read_cells
 from tfp_bfl.data.clients import rows_by_client
 from tfp_bfl.data.columns import Columns, Troubles
 from tfp_bfl.data.encoding import Feature, Raw
@@ -77,28 +67,21 @@ def is_numbering(count: float, total: float) -> bool:
 
 
 def check_one_kind(name: str, kinds: Iterable[tuple[str, str]]) -> None:
-    """Raise InvalidArgument if a column holds different kinds at two clients.
-
-    `kinds` are (client, what it holds there, in words).
-    """
+    """Raise InvalidArgument if a column holds different kinds, in words, at two clients: (client, kind) each."""
     first: dict[str, str] = {}
     for client, what in kinds:
         first.setdefault(what, client)
     if len(first) > 1:
         (one, here), (other, there) = sorted(first.items(), key=lambda x: (x[0] != "numbers", x))[:2]
-        raise InvalidArgument(
-            f"The column {shown(name)} holds {one} at {here} and {other} at {there}: give --categorical {name} for "
-            "categories, correct the cells, or leave it out with --drop."
-        )
+        advice = f"give --categorical {name} for categories, correct the cells, or leave it out with --drop"
+        raise InvalidArgument(f"The column {shown(name)} holds {one} at {here} and {other} at {there}: {advice}.")
 
 
 def check_levels(name: str, levels: Sequence[str], categorical: Sequence[str]) -> None:
     """Raise InvalidArgument if all clients together have more than `MOST_LEVELS` levels in a column."""
     if len(levels) > MOST_LEVELS and name not in categorical:
-        raise InvalidArgument(
-            f"The column {shown(name)} holds {len(levels)} texts at all sites: leave it out with --drop, or give "
-            "--categorical for categories."
-        )
+        advice = "leave it out with --drop, or give --categorical for categories"
+        raise InvalidArgument(f"The column {shown(name)} holds {len(levels)} texts at all sites: {advice}.")
 
 
 def rows_of_clients(owners: np.ndarray | None) -> Rows:
@@ -144,10 +127,8 @@ def fit_encoding(raw: Raw, owners: np.ndarray | None = None) -> tuple[tuple[Feat
     `owners` are the clients of the training rows [N]; None for one client.
     """
     parts = [slice(None)] if owners is None else [owners == x for x in dict.fromkeys(owners.tolist())]
-    fitted = [
-        fit_column(x, [describe_column(x._replace(values=x.values[part])) for part in parts], raw.unit)
-        for x in raw.columns
-    ]
+    messages = lambda x: [describe_column(x._replace(values=x.values[part])) for part in parts]
+    fitted = [fit_column(x, messages(x), raw.unit) for x in raw.columns]
     return tuple(feature for feature, _ in fitted), tuple(column for _, own in fitted for column in own)
 
 
@@ -160,9 +141,7 @@ def fit_column(
     """
     rows, count = sum(m.rows for m in messages), sum(m.filled for m in messages)
     if not count:
-        raise InvalidArgument(
-            f"The column {shown(cells.name)} has no value in the training rows: leave it out with --drop."
-        )
+        raise InvalidArgument(f"The column {shown(cells.name)} has no value in training rows: leave it out by --drop.")
     missing, filled = count < rows, (count / rows) ** 0.5
     if cells.kind in TEXT_KINDS:
         numbers: dict[str, int] = {}
@@ -209,11 +188,8 @@ def agree_columns(
         raise InvalidArgument("The tables of the sites have no columns besides the labels: there is nothing to learn.")
     absent = ColumnMessage.model_construct(name="", kind=BLANK, rows=0, filled=0, levels={}, numbering=None)
     found = {name: {site: own.get(name, absent) for site, own in of_sites.items()} for name in names}
-    counting = {
-        name
-        for name, own in found.items()
-        if numbers_rows([x.kind for x in own.values()], [x.numbering for x in own.values()])
-    }
+    parts = {name: zip(*((x.kind, x.numbering) for x in own.values())) for name, own in found.items()}
+    counting = {name for name, (kinds, numbering) in parts.items() if numbers_rows(kinds, numbering)}
     features: list[Feature] = []
     columns: list[Column] = []
     # A column that is the only one is used, whatever it holds.
@@ -244,17 +220,13 @@ def _agreed(name: str, there: Mapping[str, ColumnMessage]) -> Cells:
     check_one_kind(name, ((site, words.get(x.kind, "numbers")) for site, x in there.items()))
     kinds, orders = {x.kind for x in there.values()}, {tuple(x.order) for x in there.values()}
     if len(orders) > 1:
-        raise InvalidArgument(
-            f"The categories of {shown(name)} have another order, or none, at some of the sites {', '.join(there)}: "
-            "store the same order at all sites, or leave the column out with --drop."
-        )
+        where = f"{shown(name)} have another order, or none, at some of the sites {', '.join(there)}"
+        raise InvalidArgument(f"The categories of {where}: store the same order at all sites, or give --drop.")
     signs = {x.sign: site for site, x in there.items() if x.kind in NUMERIC and x.filled}
     if len(signs) > 1:
         (one, here), (other, where) = list(signs.items())[:2]
-        raise InvalidArgument(
-            f"The numbers of the column {shown(name)} have the sign {shown(one)} beside them at {here} and "
-            f"{shown(other)} at {where}: write them alike, or leave the column out with --drop."
-        )
+        signs_are = f"have the sign {shown(one)} beside them at {here} and {shown(other)} at {where}"
+        raise InvalidArgument(f"The numbers of the column {shown(name)} {signs_are}: write them alike, or give --drop.")
     counts = not there or len(kinds) > 1 or kinds <= {*NUMBERING}
     order = next(iter(orders), ())
     return Cells(name, "number" if counts else kinds.pop(), np.zeros(0), order, sign=next(iter(signs), ""))

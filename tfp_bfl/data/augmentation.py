@@ -32,9 +32,7 @@ def crop_and_flip(padding: int = 4) -> Augmentation:
         import tensorflow as tf
 
         if len(images.shape) != 4:
-            raise InvalidArgument(
-                f"crop_and_flip is of images [B, H, W, C], but features are of shape {images.shape}: leave it out."
-            )
+            raise InvalidArgument(f"crop_and_flip is of images, but features have the shape {images.shape}: drop it.")
         number, height, width = tf.shape(images)[0], images.shape[1], images.shape[2]
         key = tf.random.experimental.stateless_split(seed, 2)
         start = tf.random.stateless_uniform([2, number, 1], key[0], 0, 2 * padding + 1, tf.int32)
@@ -49,7 +47,7 @@ def crop_and_flip(padding: int = 4) -> Augmentation:
 
 # A new augmentation is one function here and one line in this table.
 AUGMENTATIONS: Table = {
-    "crop_and_flip": WithArgument(crop_and_flip, "padding", int, lambda n: check_count(n, "padding", 0)),
+    "crop_and_flip": WithArgument(crop_and_flip, "padding", int, lambda n: check_count(n, "padding", 0))
 }
 
 

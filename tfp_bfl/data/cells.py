@@ -63,24 +63,17 @@ class Numbering(NamedTuple):
 class Cells(NamedTuple):
     """A column of a table.
 
-    Fields:
-      name: of the column.
-      kind: "number", "truth" (numbers 0 and 1), "date" (numbers), "category" or "ordinal" (text); "empty" for a column
-        of one site without a value.
-      values: numbers float64 [N], NaN for an empty cell; or text, object [N], "" for an empty cell.
-      levels: of ordinal cells, in their order; () otherwise.
-      is_whole: whether the numbers have an integer type.
-      sign: beside all numbers in the table, such as "%"; "" for none.
-      numbering: `numbered` of the column in one site's table, which may be divided since.
+    The kind is "number", "truth" (numbers 0 and 1), "date" (numbers), "category" or "ordinal" (text), and "empty" for a
+    column of one site without a value.
     """
 
     name: str
     kind: str
-    values: np.ndarray
-    levels: tuple[str, ...] = ()
-    is_whole: bool = False
-    sign: str = ""
-    numbering: Numbering | None = None
+    values: np.ndarray  # Numbers float64 [N], NaN for an empty cell; or text, object [N], "" for an empty cell.
+    levels: tuple[str, ...] = ()  # Of ordinal cells, in their order; () otherwise.
+    is_whole: bool = False  # The numbers have an integer type.
+    sign: str = ""  # Beside all numbers in the table, such as "%"; "" for none.
+    numbering: Numbering | None = None  # `numbered` of the column in one site's table, which may be divided since.
 
     @property
     def empty(self) -> np.ndarray:
@@ -126,8 +119,6 @@ def read_columns(
     """Return columns by the values that they hold, or in the form in which a model requires them.
 
     Args:
-      table: of `read_table`.
-      names: of the columns.
       troubles: as of `read_cells`; also gets an entry if a cell has another form than its kind.
       categorical: the columns that are categories, whatever they hold.
       date_unit: one of `DATE_UNITS`, in which dates become numbers; None where dates are refused.
@@ -159,11 +150,7 @@ def read_columns(
 
 
 def read_cells(
-    column: Decoded,
-    troubles: Troubles,
-    is_category: bool = False,
-    date_unit: str | None = None,
-    commas: str = "",
+    column: Decoded, troubles: Troubles, is_category: bool = False, date_unit: str | None = None, commas: str = ""
 ) -> Cells | None:
     """Return a column by the values that it holds; None if something is wrong with it.
 
@@ -171,7 +158,6 @@ def read_cells(
     dictionaries (pandas categories) are categories, or ordinal if they are declared so.
 
     Args:
-      column: of a table.
       troubles: gets an entry for a column without any value; dates without `date_unit`; text that is mostly dates in
         another form than 2020-12-31; text with more than `MOST_LEVELS` values; text in up to a fifth of the cells of a
         column of numbers; numbers that are not finite.

@@ -15,7 +15,7 @@ _IMAGE_DIMENSIONS = 4
 MOST_OFFSET = 1e5
 
 
-def checked_features(features: object, rounds: bool = True) -> np.ndarray:
+def checked_features(features: Any, rounds: bool = True) -> np.ndarray:
     """Return features as a `Source` holds them, [N, ...]; their values decide, not their type.
 
     Tables and sequences become float32, of whichever type. Images [N, height, width, channels] become bytes if they
@@ -23,12 +23,43 @@ def checked_features(features: object, rounds: bool = True) -> np.ndarray:
     channel axis. Features that are read on demand, such as a `np.memmap`, stay as they are.
 
     Raises:
-      InvalidArgument: they are no numbers, not finite, of one dimension, or images of other values; or a column that
-        is not float32 is so far from zero that float32 would round its differences away (`MOST_OFFSET`).
+      InvalidArgument: they are no numbers, not finite, of one dimension, or images of other values; or, with `rounds`,
+        a column is so far from zero that float32 would round its differences away (`MOST_OFFSET`).
     """
-    array = _checked(features)
-    if rounds:
-        _check_rounding(features, array)
+    on_demand = not hasattr(features, "numpy") and all(hasattr(features, x) for x in ("shape", "dtype", "__getitem__"))
+    if isinstance(features, np.memmap) or (on_demand and not isinstance(features, np.ndarray)):
+        if len(features.shape) == _IMAGE_DIMENSIONS and features.dtype.kind in "biu" and features.dtype != np.uint8:
+            what = f"features are images of type {features.dtype}, read on demand"
+            raise InvalidArgument(f"{what}, but must be uint8, or floats from 0 to 1: save them as uint8.")
+        return features
+    given = array = np.asarray(features)
+    if array.dtype.kind not in "biuf":
+        raise InvalidArgument(f"features have the type {array.dtype}, but must be numbers: encode text and categories.")
+    if array.ndim < 2:
+        forms = "[examples, columns] or [examples, height, width, channels]"
+        raise InvalidArgument(f"features have the shape {list(array.shape)}, but must be {forms}.")
+    if array.dtype == np.uint8 and array.ndim > 2:
+        return array[..., np.newaxis] if array.ndim == _IMAGE_DIMENSIONS - 1 else array
+    if array.dtype != np.float32:
+        with np.errstate(over="ignore"):
+            array = array.astype(np.float32)
+    bad = ~np.isfinite(array)
+    if bad.any():
+        first, *place = (int(i) for i in np.argwhere(bad)[0])
+        what = f"features hold {int(bad.sum())} numbers that are not finite, the first in example {first} at {place}"
+        raise InvalidArgument(f"{what}: fill them in, or leave those examples out.")
+    if array.ndim >= _IMAGE_DIMENSIONS or not array.size:
+        return _pixels(array) if array.ndim == _IMAGE_DIMENSIONS and array.size else array
+    if rounds and given.dtype != np.float32:
+        rows = given.reshape(-1, given.shape[-1])
+        low, high = rows.min(0).astype(np.float64), rows.max(0).astype(np.float64)
+        far = (high > low) & (np.maximum(np.abs(low), np.abs(high)) > MOST_OFFSET * (high - low))
+        if far.any():
+            j = int(np.argmax(far))
+            raise InvalidArgument(
+                f"features in column {j} are from {low[j]:.10g} to {high[j]:.10g}, and float32 would round their "
+                "differences away: subtract the mean of the column first, in float64."
+            )
     return array
 
 
@@ -45,56 +76,16 @@ def of_one_form(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nda
     Images of 0 and 1 alone are bytes if the images of the other set are.
     """
     if train.shape[1:] != test.shape[1:]:
-        raise InvalidArgument(
-            f"The examples of the test data have the shape {list(test.shape[1:])}, but those of the training data have "
-            f"{list(train.shape[1:])}: both must agree."
-        )
+        shapes = f"{list(test.shape[1:])}, but those of the training data have {list(train.shape[1:])}"
+        raise InvalidArgument(f"The examples of the test data have the shape {shapes}: both must agree.")
     if len(train.shape) != _IMAGE_DIMENSIONS or (train.dtype == np.uint8) == (test.dtype == np.uint8):
         return train, test
     both = [images if images.dtype == np.uint8 else np.asarray(images) for images in (train, test)]
     if not all(np.array_equal(images, np.rint(images)) for images in both):
-        which = ("training", "test") if train.dtype == np.uint8 else ("test", "training")
-        raise InvalidArgument(
-            f"The images of the {which[0]} data are bytes, but those of the {which[1]} data are floats from 0 to 1: "
-            "give both in one form."
-        )
+        one, other = ("training", "test") if train.dtype == np.uint8 else ("test", "training")
+        raise InvalidArgument(f"The images of the {one} data are bytes, but those of the {other} data are floats.")
     first, second = (images.astype(np.uint8, copy=False) for images in both)
     return first, second
-
-
-def _checked(features: Any) -> np.ndarray:
-    """Return the result of `checked_features`, whatever float32 rounds away."""
-    on_demand = not hasattr(features, "numpy") and all(hasattr(features, x) for x in ("shape", "dtype", "__getitem__"))
-    if isinstance(features, np.memmap) or (on_demand and not isinstance(features, np.ndarray)):
-        if len(features.shape) == _IMAGE_DIMENSIONS and features.dtype.kind in "biu" and features.dtype != np.uint8:
-            raise InvalidArgument(
-                f"features are images of type {features.dtype}, read on demand, but must be uint8, or floats from 0 to "
-                "1: save them as uint8."
-            )
-        return features
-    array = np.asarray(features)
-    if array.dtype.kind not in "biuf":
-        raise InvalidArgument(
-            f"features have the type {array.dtype}, but must be numbers: encode text and categories as numbers first."
-        )
-    if array.ndim < 2:
-        raise InvalidArgument(
-            f"features have the shape {list(array.shape)}, but must be [examples, columns] or [examples, height, "
-            "width, channels]."
-        )
-    if array.dtype == np.uint8 and array.ndim > 2:
-        return array[..., np.newaxis] if array.ndim == _IMAGE_DIMENSIONS - 1 else array
-    if array.dtype != np.float32:
-        with np.errstate(over="ignore"):
-            array = array.astype(np.float32)
-    bad = ~np.isfinite(array)
-    if bad.any():
-        first = [int(i) for i in np.argwhere(bad)[0]]
-        raise InvalidArgument(
-            f"features hold {int(bad.sum())} numbers that are not finite, the first in example {first[0]} at "
-            f"{first[1:]}: fill them in, or leave those examples out."
-        )
-    return _pixels(array) if array.ndim == _IMAGE_DIMENSIONS and array.size else array
 
 
 def checked_labels(labels: object, num_examples: int, class_names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -108,18 +99,15 @@ def checked_labels(labels: object, num_examples: int, class_names: Sequence[str]
     if array.shape == (num_examples, 1):
         array = array[:, 0]
     if array.shape != (num_examples,):
-        raise InvalidArgument(
-            f"labels have the shape {list(array.shape)}, but must be one number for each of the {num_examples} "
-            "examples: of one-hot labels give np.argmax(labels, -1)."
-        )
+        must = f"must be one number for each of the {num_examples} examples"
+        raise InvalidArgument(f"labels have the shape {list(array.shape)}, but {must}: of one-hot labels np.argmax.")
     if len({*names}) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidArgument(f"class_names hold {shown(twice)} more than once, but each class needs its own name.")
     if "" in names:
         raise InvalidArgument(f"class_names hold an empty name, number {names.index('') + 1}: name each class.")
     if array.dtype.kind == "f":
-        whole = np.isfinite(array).all() and np.array_equal(array, np.rint(array))
-        if not whole:
+        if not (np.isfinite(array).all() and np.array_equal(array, np.rint(array))):
             raise InvalidArgument(
                 "labels are numbers with fractions, or not finite, but must be classes: a class number or name each; "
                 "to regress on them give --task regression, or Source a target."
@@ -131,10 +119,8 @@ def checked_labels(labels: object, num_examples: int, class_names: Sequence[str]
         numbers = {name: number for number, name in enumerate(names)}
         unknown = sorted({x for x in texts if x not in numbers})
         if unknown:
-            raise InvalidArgument(
-                f"labels hold {shown(unknown[0])}, which is none of the {len(names)} class names: name it among them, "
-                "or leave class_names out."
-            )
+            what = f"labels hold {shown(unknown[0])}, which is none of the {len(names)} class names"
+            raise InvalidArgument(f"{what}: name it among them, or leave class_names out.")
         return np.array([numbers[x] for x in texts], np.int32), names
     if array.dtype.kind not in "biu":
         raise InvalidArgument(f"labels have the type {array.dtype}, but must be class numbers or names.")
@@ -143,10 +129,8 @@ def checked_labels(labels: object, num_examples: int, class_names: Sequence[str]
         names = tuple(map(str, found))
     lowest, highest = (int(array.min()), int(array.max())) if num_examples else (0, 0)
     if lowest < 0 or highest >= len(names):
-        raise InvalidArgument(
-            f"labels are from {lowest} to {highest}, but must be from 0 to {len(names) - 1} for {len(names)} class "
-            "names: subtract the first, or leave class_names out."
-        )
+        must = f"must be from 0 to {len(names) - 1}: subtract the first, or leave class_names out"
+        raise InvalidArgument(f"labels are from {lowest} to {highest}, but {must}.")
     return array.astype(np.int32), names
 
 
@@ -158,36 +142,14 @@ def checked_targets(targets: object, num_examples: int) -> np.ndarray:
     if array.dtype.kind == "O" and all(isinstance(x, (int, float)) for x in array.ravel().tolist()):
         array = array.astype(np.float64)
     if array.shape != (num_examples,) or array.dtype.kind not in "biuf":
-        raise InvalidArgument(
-            f"labels have the type {array.dtype} and the shape {list(array.shape)}, but to regress on they must be one "
-            f"number for each of the {num_examples} examples."
-        )
+        what = f"labels have the type {array.dtype} and the shape {list(array.shape)}"
+        raise InvalidArgument(f"{what}, but to regress on they must be one number for each of {num_examples} examples.")
     with np.errstate(over="ignore"):
         finite = np.isfinite(array.astype(np.float32))
     if not finite.all():
-        raise InvalidArgument(
-            f"labels hold a number that is not finite, or too large, in example {int(np.argmin(finite))}: fill it in, "
-            "or leave that example out."
-        )
+        what = f"labels hold a number that is not finite, or too large, in example {int(np.argmin(finite))}"
+        raise InvalidArgument(f"{what}: fill it in, or leave that example out.")
     return array.astype(np.float64)
-
-
-def _check_rounding(features: object, rounded: np.ndarray) -> None:
-    """Raise InvalidArgument if float32 rounds the differences within a column [N, ..., columns] away."""
-    if rounded is features or rounded.dtype != np.float32:
-        return
-    array = np.asarray(features)
-    if array.dtype == np.float32 or array.ndim >= _IMAGE_DIMENSIONS or not array.size:
-        return
-    rows = array.reshape(-1, array.shape[-1])
-    low, high = rows.min(0).astype(np.float64), rows.max(0).astype(np.float64)
-    far = (high > low) & (np.maximum(np.abs(low), np.abs(high)) > MOST_OFFSET * (high - low))
-    if far.any():
-        column = int(np.argmax(far))
-        raise InvalidArgument(
-            f"features in column {column} are from {low[column]:.10g} to {high[column]:.10g}, and float32 would round "
-            "their differences away: subtract the mean of the column first, in float64."
-        )
 
 
 def _pixels(images: np.ndarray) -> np.ndarray:
@@ -196,7 +158,5 @@ def _pixels(images: np.ndarray) -> np.ndarray:
         return images
     if lowest >= 0 and highest <= 255 and np.array_equal(images, np.rint(images)):
         return images.astype(np.uint8)
-    raise InvalidArgument(
-        f"features are images of numbers from {lowest:g} to {highest:g}, but must be bytes, or floats from 0 to 1: "
-        "rescale them."
-    )
+    what = f"features are images of numbers from {lowest:g} to {highest:g}"
+    raise InvalidArgument(f"{what}, but must be bytes, or floats from 0 to 1: rescale them.")

@@ -77,16 +77,12 @@ class ClientFiles(ClientData):
             with np.load(path, allow_pickle=False) as file:
                 features, labels = file["features"], file["labels"]
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise InvalidArgument(
-                f"The examples of client {k} can't be read from {path} ({type(error).__name__}): write them anew."
-            ) from None
+            raise InvalidArgument(f"{path} of client {k} can't be read ({type(error).__name__}): write it.") from None
         spec = self.element_spec
         fits = (
-            len(features) == len(labels) == self.sizes[k]
+            (len(features),) == labels.shape == (self.sizes[k],)
             and features.shape[1:] == spec.features.shape[1:]
-            and features.dtype == spec.features.dtype.as_numpy_dtype
-            and labels.ndim == 1
-            and labels.dtype == spec.labels.dtype.as_numpy_dtype
+            and [features.dtype, labels.dtype] == [x.dtype.as_numpy_dtype for x in spec[1:]]
         )
         if not fits:
             raise InvalidArgument(f"{path} holds arrays {features.shape} and {labels.shape}, other than {INDEX} says.")
@@ -100,14 +96,11 @@ class ClientFiles(ClientData):
 def write_clients(clients: Clients, folder: str | os.PathLike[str]) -> ClientFiles:
     """Write each client's examples to a separate file, and an index of all.
 
-    A folder that holds these clients already is left as it is.
+    The folder is new or empty: what is written half is gone when the call has ended. One that holds these clients
+    already is left as it is.
 
         files = bfl.data.write_clients(clients, "/shared/clients")
         bfl.simulate(process, files, rounds=60, engine="ray")
-
-    Args:
-      clients: in memory.
-      folder: new, or empty. What is written half is gone when the call has ended.
     """
     folder = pathlib.Path(folder).absolute()
     digest = _digest(clients)
@@ -157,16 +150,12 @@ def _index(folder: pathlib.Path) -> _Index:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise InvalidArgument(
-            f"{folder} holds no clients here: it has no {INDEX} that can be read. Write them with data.write_clients, "
-            "to a folder that every machine sees under this path."
-        ) from None
+        what = f"{folder} holds no clients here: it has no {INDEX} that can be read. Write them with data.write_clients"
+        raise InvalidArgument(f"{what}, to a folder that every machine sees under this path.") from None
     version = content.get("version", _VERSION) if isinstance(content, dict) else _VERSION
     if version != _VERSION:
         raise InvalidArgument(f"{path} is of version {shown(version)}, but this library reads {_VERSION}.")
     try:
         return _Index.model_validate(content)
     except ValidationError:
-        raise InvalidArgument(
-            f"{path} is not an index that data.write_clients has written: write the clients anew."
-        ) from None
+        raise InvalidArgument(f"{path} is not an index of data.write_clients: write the clients anew.") from None

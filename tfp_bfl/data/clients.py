@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data._random import generator
 from tfp_bfl.data.names import as_text
+from tfp_bfl.data.partitions import generator
 from tfp_bfl.errors import InvalidArgument, check_count
 
 if TYPE_CHECKING:  # TensorFlow is imported where datasets are made: partitions and cohorts do without.
@@ -41,9 +41,7 @@ class ClientExamples(NamedTuple):
 
 @functools.lru_cache(maxsize=16)
 def _slices(*spec: tf.TensorSpec) -> Any:
-    """Return the function (start, end, client, features, labels) -> the rows from start to end of each of
-    the last three.
-    """
+    """Return the function (start, end, client, features, labels) -> the rows from start to end of the last three."""
     import tensorflow as tf
 
     bound = tf.TensorSpec([], tf.int64)
@@ -190,14 +188,10 @@ class Clients(ClientData):
             if part.size == 0:
                 raise InvalidArgument(f"Client {k} has no examples, but every client must have at least one.")
             if part.ndim != 1 or not np.issubdtype(part.dtype, np.integer):
-                raise InvalidArgument(
-                    f"Client {k} has indices of type {part.dtype} and shape {part.shape}, but they must be"
-                    " integers of shape [n]."
-                )
+                what = f"Client {k} has indices of type {part.dtype} and shape {part.shape}"
+                raise InvalidArgument(f"{what}, but they must be integers of shape [n].")
             if part.min() < 0 or part.max() >= self.source.num_examples:
-                raise InvalidArgument(
-                    f"Client {k} has an index outside 0 to {self.source.num_examples - 1}, the examples."
-                )
+                raise InvalidArgument(f"Client {k} has an index outside 0 to {self.source.num_examples - 1}.")
         object.__setattr__(self, "indices", tuple(part.astype(np.int64) for part in indices))
         if len(self.names):
             object.__setattr__(self, "source", dataclasses.replace(self.source, owners=self._owners()))
@@ -224,11 +218,8 @@ class Clients(ClientData):
         return tuple(name for (name,) in named) if is_own else ()
 
     def __repr__(self) -> str:
-        sizes = self.sizes
-        return (
-            f"<Clients of {self.source.name}/{self.source.split}: {self.num_clients} with {sizes.min()} to"
-            f" {sizes.max()} examples>"
-        )
+        sizes = f"{self.num_clients} with {self.sizes.min()} to {self.sizes.max()} examples"
+        return f"<Clients of {self.source.name}/{self.source.split}: {sizes}>"
 
     @functools.cached_property  # Once: each access of a client checks its number against them.
     def sizes(self) -> np.ndarray:  # type: ignore[override]
@@ -257,19 +248,14 @@ class Clients(ClientData):
         Clients that have no more than that keep what they have. The order of examples stays.
         """
         most = check_count(examples_per_client, "examples_per_client")
-        limited = []
-        for k, part in enumerate(self.indices):
-            rng = generator(seed, "limit", k)
-            few = len(part) <= most
-            limited.append(part if few else part[np.sort(rng.choice(len(part), most, replace=False))])
+        chosen = lambda k, n: np.sort(generator(seed, "limit", k).choice(n, most, replace=False))
+        limited = [x if len(x) <= most else x[chosen(k, len(x))] for k, x in enumerate(self.indices)]
         return Clients(self.source, limited)
 
     def split(self, first: int) -> tuple[Clients, Clients]:
         """Return the first clients and all others, such as clients who never take part in training."""
         if not 0 < first < self.num_clients:
-            raise InvalidArgument(
-                f"first is {first}, but must be at least 1 and below {self.num_clients}, the number of clients."
-            )
+            raise InvalidArgument(f"first is {first}, but must be at least 1 and below the {self.num_clients} clients.")
         return Clients(self.source, self.indices[:first]), Clients(self.source, self.indices[first:])
 
     def set_aside(self, share: float, seed: int) -> tuple[Clients, Clients]:
@@ -288,10 +274,8 @@ class Clients(ClientData):
         rest = [part[~is_taken[part]] for part in self.indices]
         empty = [k for k, part in enumerate(rest) if not len(part)]
         if empty:
-            raise InvalidArgument(
-                f"Setting aside {share} of the examples leaves client {empty[0]} none of its "
-                f"{len(self.indices[empty[0]])}: set less aside, or give the clients more."
-            )
+            what = f"client {empty[0]} none of its {len(self.indices[empty[0]])}"
+            raise InvalidArgument(f"Setting aside {share} of the examples leaves {what}: set less aside.")
         return Clients(self.source, [np.sort(taken)]), Clients(self.source, rest)
 
     def examples(self, k: int) -> ClientExamples:

@@ -6,8 +6,7 @@ import functools
 
 import numpy as np
 
-from tfp_bfl.data._random import generator
-from tfp_bfl.data.partitions import check_alpha
+from tfp_bfl.data.partitions import check_alpha, generator
 from tfp_bfl.errors import InvalidArgument, check_count
 
 

@@ -192,11 +192,8 @@ def with_notation(columns: list[Decoded], written: Callable[[list[str]], list[An
     """
     import pyarrow.types as types
 
-    surely = lambda mark: [
-        column.name
-        for column in columns
-        if column.is_text and not column.has_codes and has(column.values, mark) and column.numerals.are_surely(mark)
-    ]
+    texts = [column for column in columns if column.is_text and not column.has_codes]
+    surely = lambda mark: [x.name for x in texts if has(x.values, mark) and x.numerals.are_surely(mark)]
     commas = surely(",")
     points = surely(".") if commas else []
     if commas and written is not None:

@@ -1,4 +1,4 @@
-"""Partitions over clients of equal size, which draw the classes of their examples one client after another."""
+"""Partitions over clients of equal size, which draw classes one client after another; and all partitions by name."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tfp_bfl.data._random import generator
-from tfp_bfl.data.partitions import Partition, check_alpha
+from tfp_bfl import named
+from tfp_bfl.data import partitions
+from tfp_bfl.data.partitions import Partition, check_alpha, generator
 from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.named import WithArgument
 
 # The group of each class, by the number of classes: CIFAR-100's 20 superclasses; CIFAR-10's vehicles and animals.
 GROUPS = {
@@ -81,9 +83,7 @@ def pachinko(
     def draw(left: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
         group_of, counts = np.asarray(groups if groups is not None else GROUPS.get(len(left), ())), np.zeros_like(left)
         if group_of.shape != left.shape:
-            raise InvalidArgument(
-                f"pachinko needs the group of each of the {len(left)} classes: give groups with one number a class."
-            )
+            raise InvalidArgument(f"pachinko needs the group of each of the {len(left)} classes: give groups [C].")
         members = [np.flatnonzero(group_of == group) for group in np.unique(group_of)]
         in_groups = draw_labels(np.array([left[subset].sum() for subset in members]), size, alpha, rng)
         for subset, number in zip(members, in_groups):
@@ -111,9 +111,7 @@ def _drawn(
         left = np.array([len(members) for members in classes])
         size = examples_per_client or int(left.sum()) // num_clients
         if size * num_clients > left.sum():
-            raise InvalidArgument(
-                f"{num_clients} clients of {size} examples each need {size * num_clients}, but there are {left.sum()}."
-            )
+            raise InvalidArgument(f"{num_clients} clients need {size} examples each, but there are {left.sum()}.")
         parts: list[np.ndarray] = [np.empty(0, np.int64)] * num_clients
         for client in rng.permutation(num_clients):
             counts = draw(left, size, rng)
@@ -138,3 +136,34 @@ def draw_labels(left: np.ndarray, size: int, alpha: float, rng: np.random.Genera
         share = share / share.sum()
         counts = np.minimum(counts + rng.multinomial(short, share), left)
     return counts
+
+
+# Who holds what is in the data themselves.
+GIVEN = "given"
+
+# A new partition is one more line here.
+PARTITIONS: named.Table = {
+    "given": partitions.given,
+    "iid": partitions.iid,
+    "label_skew": WithArgument(partitions.label_skew, "classes_per_client", int),
+    "dirichlet": WithArgument(partitions.dirichlet, "alpha"),
+    "lda": WithArgument(lda, "alpha"),
+    "pachinko": WithArgument(pachinko, "alpha"),
+    "noniid_datasets": WithArgument(partitions.noniid_datasets, "other_interest"),
+}
+
+
+def parse_partition(text: str, num_clients: int) -> Partition:
+    """Return the partition that text names, such as "iid" or "dirichlet:0.5": see `partition_forms`.
+
+    Example:
+      >>> train = bfl.data.load("digits")
+      >>> train.partition(bfl.data.parse_partition("dirichlet:0.5", num_clients=3), seed=0).sizes
+      array([439, 386, 613])
+    """
+    return named.parse(PARTITIONS, text, "partition")(num_clients)
+
+
+def partition_forms() -> list[str]:
+    """Return the form of each partition's name, such as "dirichlet:ALPHA"."""
+    return named.forms(PARTITIONS)

@@ -38,10 +38,8 @@ def splits(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     others = sorted(p.name for p in inside - {*train, *test} if next(image_files(p), None))
     if others:
         names = " and ".join(f"{p.name}/" for p in found)
-        raise InvalidArgument(
-            f"{files.name(folder)} has {shown(others[0])} beside {names}: move it into train/ or test/, or leave it "
-            "out."
-        )
+        what = f"{files.name(folder)} has {shown(others[0])} beside {names}"
+        raise InvalidArgument(f"{what}: move it into train/ or test/, or leave it out.")
     return dict(zip(("train", "test"), found))
 
 
@@ -57,21 +55,15 @@ def _read(folder: pathlib.Path) -> Examples:
     paths = sorted(image_files(folder), key=lambda p: (*as_names(p.relative_to(folder).parts), p))
     depths = {len(p.relative_to(folder).parts) for p in paths}
     if depths not in ({2}, {3}):
-        raise InvalidArgument(
-            f"The folder {files.name(folder)} must hold images in CLASS/, or all of them in CLIENT/CLASS/"
-            + (f", and has {len(paths)} elsewhere or in both." if paths else ", and has none.")
-        )
-    others = collections.Counter(
-        p.suffix.lower()
-        for p in folder.rglob("*")
-        if p.suffix.lower() in _OTHER_FORMATS and not is_hidden(p.relative_to(folder))
-    )
+        has = f"{len(paths)} elsewhere or in both" if paths else "none"
+        must = "must hold images in CLASS/, or all of them in CLIENT/CLASS/"
+        raise InvalidArgument(f"The folder {files.name(folder)} {must}, and has {has}.")
+    seen = (p.suffix.lower() for p in folder.rglob("*") if not is_hidden(p.relative_to(folder)))
+    others = collections.Counter(suffix for suffix in seen if suffix in _OTHER_FORMATS)
     if others:
         counts = ", ".join(f"{number} {suffix}" for suffix, number in sorted(others.items()))
-        raise InvalidArgument(
-            f"The folder {files.name(folder)} has images that can't be read, {counts}: convert them to PNG, or leave "
-            "them out."
-        )
+        what = f"The folder {files.name(folder)} has images that can't be read, {counts}"
+        raise InvalidArgument(f"{what}: convert them to PNG, or leave them out.")
     nameless = next((p for p in paths if "" in as_names(p.relative_to(folder).parts[:-1])), None)
     if nameless is not None:
         raise InvalidArgument(f"The folder {shown(str(nameless.parent))} has a name of blanks alone: rename it.")

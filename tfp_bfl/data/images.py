@@ -112,8 +112,7 @@ def read_images(paths: str | os.PathLike | Sequence[str | os.PathLike], shape: t
 def _expand(paths: object) -> list[pathlib.Path]:
     """Return the files that paths mean, folders opened up."""
     expanded = []
-    if isinstance(paths, (str, os.PathLike)):
-        paths = [paths]
+    paths = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     if not isinstance(paths, (list, tuple)) or not paths:
         raise InvalidArgument(f"paths is {shown(paths)}, but must be a path or a list of paths.")
     for path in paths:
@@ -148,17 +147,17 @@ def _read_image(file: BinaryIO, shape: tuple[int, int, int]) -> np.ndarray:
         warnings.simplefilter("ignore")
         if content.startswith(_PNG_SIGNATURE) and content[_PNG_BITS] > 8:
             raise _Unreadable(f"has {content[_PNG_BITS]} bits a channel, {_MUST_BE}")
-        orientation = _orientation(image)
-        size = (*_upright(image, orientation), _channels(image))
-        if image.mode == "P" and size == (*shape[:2], 3) and shape[2] == 1 and _has_gray_palette(image):
-            size = shape
+        size, is_upright = _as_shown(image)
+        if image.mode == "P" and size == (*shape[:2], 3) and shape[2] == 1:  # As of GIF, which has palettes only.
+            palette = np.array(image.getpalette() or [0, 1, 2]).reshape(-1, 3)
+            size = shape if (palette == palette[:, :1]).all() else size
         if size[2] is None:
             raise _Unreadable(f"has pixels of the kind {image.mode}, {_MUST_BE}")
         if size != shape:
             raise _Unreadable(f"is {_size(*size)}, but must be {_size(*shape)}")
         image.load()
         direct = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[shape[2]]
-        upright = image if orientation == _UPRIGHT else ImageOps.exif_transpose(image)
+        upright = image if is_upright else ImageOps.exif_transpose(image)
         return np.array(upright.convert(direct), np.uint8).reshape(shape)
 
 
@@ -171,24 +170,16 @@ def _open(file: BinaryIO) -> Any:
         return Image.open(file, formats=_DECODERS)
 
 
-def _channels(image: Any) -> int | None:
-    """Return the number of channels of an image, None for a kind that is not read."""
-    channels = CHANNELS.get(image.mode)
-    is_extra = "transparency" in image.info and channels in (1, 3)
-    return channels + 1 if channels is not None and is_extra else channels
-
-
 def shape_of(path: pathlib.Path) -> tuple[int, int, int]:
     """Return height, width and channels of an image file as it is shown, from its header."""
     try:
         with files.open_regular(path, "image") as file, _open(file) as image:
-            return (*_upright(image, _orientation(image)), _channels(image) or 3)
+            height, width, channels = _as_shown(image)[0]
+            return height, width, channels or 3
     except InvalidArgument:
         raise
     except Exception:  # Decoders raise errors of many types.
-        raise InvalidArgument(
-            f"The image {files.name(path)} can't be read: it must be a whole BMP, GIF, JPEG or PNG image."
-        ) from None
+        raise InvalidArgument(f"The image {files.name(path)} can't be read: give a BMP, GIF, JPEG or PNG.") from None
 
 
 def image_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -203,25 +194,19 @@ def is_hidden(path: pathlib.Path) -> bool:
     return any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
 
 
-def _orientation(image: Any) -> int:
-    """Return EXIF's number of the orientation, without decoding pixels."""
-    if not {"exif", "xmp", "Raw profile type exif"} & image.info.keys():
-        return _UPRIGHT
-    try:
-        return int(image.getexif().get(_ORIENTATION_TAG, _UPRIGHT))
-    except Exception:  # Of a damaged record, which leaves pixels as they are.
-        return _UPRIGHT
-
-
-def _upright(image: Any, orientation: int) -> tuple[int, int]:
-    """Return height and width as the image is shown."""
-    return (image.width, image.height) if orientation in _TURNED else (image.height, image.width)
-
-
-def _has_gray_palette(image: Any) -> bool:
-    """Return whether all colours of a palette are gray: GIF has palettes only, and a gray one is one channel."""
-    palette = np.array(image.getpalette() or [0, 1, 2]).reshape(-1, 3)
-    return bool((palette == palette[:, :1]).all())
+def _as_shown(image: Any) -> tuple[tuple[int, int, int | None], bool]:
+    """Return height, width and channels of an image as it is shown, None channels for a kind that is not read; and
+    whether its pixels are stored upright. Nothing is decoded.
+    """
+    orientation = _UPRIGHT
+    with contextlib.suppress(Exception):  # Of a damaged record, which leaves pixels as they are.
+        if {"exif", "xmp", "Raw profile type exif"} & image.info.keys():
+            orientation = int(image.getexif().get(_ORIENTATION_TAG, _UPRIGHT))
+    channels = CHANNELS.get(image.mode)
+    if channels in (1, 3) and "transparency" in image.info:
+        channels += 1
+    height, width = image.size if orientation in _TURNED else image.size[::-1]
+    return (height, width, channels), orientation == _UPRIGHT
 
 
 def _size(height: object, width: object, channels: object) -> str:
@@ -290,9 +275,8 @@ def _read_array(stream: Any, shape: tuple[int, int, int]) -> np.ndarray:
         raise _Unreadable(f"has values of type {shown(str(dtype))}, but they must be uint8 or floating-point")
     full = (*dimensions, 1) if len(dimensions) == 3 else dimensions
     if full[1:] != shape or full[0] < 1:
-        raise _Unreadable(
-            f"has an array of shape {shown(list(dimensions))}, but it must be {['N', *shape]}".replace("'", "")
-        )
+        wanted = f"[N, {', '.join(map(str, shape))}]"
+        raise _Unreadable(f"has an array of shape {shown(list(dimensions))}, but it must be {wanted}")
     num_bytes = int(np.prod(dimensions, dtype=object)) * dtype.itemsize
     if num_bytes > MOST_ARRAY_BYTES:
         raise _Unreadable(f"has {num_bytes} bytes of images, but at most {MOST_ARRAY_BYTES} are read at once")

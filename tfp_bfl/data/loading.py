@@ -11,14 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from tfp_bfl.data import _tfds
-from tfp_bfl.data._random import generator
-from tfp_bfl.data.own import OwnData, folders_name_clients, is_own, read_own
+from tfp_bfl.data.own import folders_name_clients, is_own, read_own
+from tfp_bfl.data.partitions import generator
 from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
 from tfp_bfl.data.statistics import Column
 from tfp_bfl.errors import InvalidArgument, missing_package
 
-# The names that the tests and studies of this library use; any other image classification of TFDS loads as
-# well.
+# The names that the tests and studies of this library use; any other image classification of TFDS loads as well.
 COMMON_TFDS = ("cifar10", "fashion_mnist", "mnist")
 
 
@@ -66,22 +65,11 @@ def _diabetes() -> _Table:
     return _Table(rows, np.loadtxt(_file("diabetes_target.csv.gz")), (), columns)
 
 
-EMBEDDED: dict[str, Callable[[], _Table]] = {
-    "breast_cancer": _breast_cancer,
-    "diabetes": _diabetes,
-    "digits": _digits,
-}
+EMBEDDED: dict[str, Callable[[], _Table]] = {"breast_cancer": _breast_cancer, "diabetes": _diabetes, "digits": _digits}
 
 
-def _heart_disease() -> OwnData:
-    """Return the data of 920 patients of four hospitals (Janosi et al. 1989, CC BY 4.0): heart_disease/README.md."""
-    return read_own(
-        pathlib.Path(__file__).parent / "heart_disease" / "heart_disease.csv", label="disease", client="hospital"
-    )
-
-
-# Embedded data that name the client of each example.
-FEDERATIONS: dict[str, Callable[[], OwnData]] = {"heart_disease": _heart_disease}
+# Embedded data that name the client of each example: 920 patients of four hospitals (heart_disease/README.md).
+FEDERATIONS = ("heart_disease",)
 EMBEDDED_TABLES = ("breast_cancer", "diabetes", "heart_disease")
 
 
@@ -89,7 +77,8 @@ def _load_embedded(name: str, split: str) -> Source:
     if split not in ("train", "test"):
         raise InvalidArgument(f"{name} has no split {split!r}: its splits are 'test', 'train'.")
     if name in FEDERATIONS:
-        own = FEDERATIONS[name]()
+        path = pathlib.Path(__file__).parent / name / f"{name}.csv"
+        own = read_own(path, label="disease", client="hospital")
         return own.train if split == "train" else own.test
     table = EMBEDDED[name]()
     rng = generator(0, "embedded", name)

@@ -38,32 +38,21 @@ _Total = Annotated[int, Field(ge=-(2**95), le=2**95)]
 
 
 class ColumnMessage(BaseModel):
-    """The message of a site about a column of its table.
-
-    Attributes:
-      name: of the column.
-      kind: as of `Cells`; for whole numbers also `COUNTERS` or `RISING`.
-      order: declared levels of an ordinal column.
-      sign: beside its numbers.
-      rows: number of rows.
-      filled: number of filled cells.
-      mean, stddev: of the numbers; 0 of text.
-      levels: level -> number of rows; {} of numbers.
-      numbering: number and sum of the whole numbers of a column that counts or rises, of all rows that the site has.
-    """
+    """The message of a site about a column of its table; the kind as of `Cells`, or one of `NUMBERING`."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     name: Annotated[Name, Field(min_length=1)]
     kind: Literal["number", "truth", "row number", "later row number", "rising number", "date", "category", "ordinal",
                   "empty"]  # fmt: skip
-    order: Annotated[list[Level], Field(max_length=MOST_CATEGORIES)] = []
-    sign: Annotated[str, Field(max_length=1)] = ""
+    order: Annotated[list[Level], Field(max_length=MOST_CATEGORIES)] = []  # Declared levels of an ordinal column.
+    sign: Annotated[str, Field(max_length=1)] = ""  # Beside its numbers.
     rows: Size
-    filled: Annotated[int, Field(ge=0)]
-    mean: Number = 0.0
+    filled: Annotated[int, Field(ge=0)]  # Number of filled cells.
+    mean: Number = 0.0  # Mean and standard deviation are 0 of text.
     stddev: Annotated[Number, Field(ge=0)] = 0.0
-    levels: Annotated[dict[Level, Size], Field(max_length=MOST_CATEGORIES)] = {}
+    levels: Annotated[dict[Level, Size], Field(max_length=MOST_CATEGORIES)] = {}  # Level -> rows; {} of numbers.
+    # Number and sum of the whole numbers of a column that counts or rises, of all rows that the site has.
     numbering: Annotated[tuple[Size, _Total], Field(strict=False)] | None = None
 
     @model_validator(mode="after")

@@ -174,32 +174,23 @@ def client_names(values: Sequence[Any], column: str) -> tuple[np.ndarray, list[s
     """Return the names of clients, and sentences on them: files, tables in memory and predictions have the same names.
 
     Names are `canonical`, and a plain number is written in one way: 1, 1.0, "1" and "1.0 " name the client "1". "NA"
-    is a name like any other.
-
-    Args:
-      values: N numbers, texts, bytes or other objects; None, NaN and blanks where there is no client.
-      column: the column or array with the names, for the sentences.
-
-    Returns:
-      Names, object [N], "" where there is no client; and sentences on spellings of one client.
+    is a name like any other. Values are N numbers, texts, bytes or other objects; of None, NaN and blanks the name, of
+    object [N], is "". Sentences on spellings of one client name the `column` or array.
     """
     written = as_text(values, str)
     spellings: dict[str, list[str]] = {}
     for text in dict.fromkeys(written.tolist()):
         spellings.setdefault(_as_client(text), []).append(text)
     spellings.pop("", None)
-    notes = [
-        f"{shown(column)} writes the client {shown(name)} in {len(found)} ways, such as "
-        f"{' and '.join(shown_apart(*found[:2]))}: they are one client."
-        for name, found in spellings.items()
-        if len(found) > 1
-    ]
+    notes = []
+    for name, found in spellings.items():
+        if len(found) > 1:
+            ways = f"{len(found)} ways, such as {' and '.join(shown_apart(*found[:2]))}"
+            notes.append(f"{shown(column)} writes the client {shown(name)} in {ways}: they are one client.")
     if len(notes) > _MOST_CLIENTS:
         notes = [*notes[:_MOST_CLIENTS], f"{len(notes) - _MOST_CLIENTS} further clients have several spellings."]
-    notes += [
-        f"{shown(column)} names a client {shown(word)}: empty these cells if it stands for a missing name."
-        for word in sorted(filter(is_nothing, spellings))
-    ]
+    advice = "empty these cells if it stands for a missing name."
+    notes += [f"{shown(column)} names a client {shown(x)}: {advice}" for x in sorted(filter(is_nothing, spellings))]
     return as_text(written.tolist(), _as_client), notes
 
 
@@ -219,18 +210,13 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_distinct(names: Iterable[str], where: str) -> None:
-    """Raise InvalidArgument if two class names are one number, written in two ways, such as 1 and 1.0.
-
-    `where` names the labels, as an error says it.
-    """
+    """Raise InvalidArgument if two names of labels (`where`) are one number in two ways, such as 1 and 1.0."""
     found: dict[str, str] = {}
     for name in dict.fromkeys(names):
         first = found.setdefault(_as_client(name), name)
         if first != name:
-            raise InvalidArgument(
-                f"{where} hold {shown(first)} and {shown(name)}, which differ in the way to write a number: write them "
-                "alike."
-            )
+            what = f"{where} hold {shown(first)} and {shown(name)}, which differ in the way to write a number"
+            raise InvalidArgument(f"{what}: write them alike.")
 
 
 def check_spelling(names_of: Mapping[str, Sequence[str]], what: str = "class") -> None:
@@ -248,10 +234,8 @@ def check_spelling(names_of: Mapping[str, Sequence[str]], what: str = "class") -
         (first, at), *others = sorted(found.items())
         if others and len(first) > 1 and all(at.isdisjoint(clients) for _, clients in others):
             second, where = others[0]
-            raise InvalidArgument(
-                f"The {what} {shown(first)} of {shown(min(at))} and the {what} {shown(second)} of {shown(min(where))} "
-                "differ in case only: write them alike."
-            )
+            both = f"{shown(first)} of {shown(min(at))} and the {what} {shown(second)} of {shown(min(where))}"
+            raise InvalidArgument(f"The {what} {both} differ in case only: write them alike.")
 
 
 def note_spellings(values: Iterable[str], column: str, shortest: int = 1) -> list[str]:

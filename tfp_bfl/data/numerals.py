@@ -78,17 +78,11 @@ _DOUBTS = {",": (_COMMA, _ENGLISH), ".": (_POINT, _GERMAN)}
 
 
 class Matches(NamedTuple):
-    """The cells of a column in the notation that most of them have.
+    """The cells of a column in the notation that most of them have."""
 
-    Fields:
-      column: the text, numbers written as 1234.5.
-      good: mask of the cells that are numbers or empty, bool [N].
-      ambiguous: the mark, "," or ".", that may be decimal or group thousands; "" for none.
-    """
-
-    column: Any
-    good: np.ndarray
-    ambiguous: str = ""
+    column: Any  # The text, numbers written as 1234.5.
+    good: np.ndarray  # Mask of the cells that are numbers or empty, bool [N].
+    ambiguous: str = ""  # The mark, "," or ".", that may be decimal or group thousands; "" for none.
 
 
 class Numerals:
@@ -149,9 +143,8 @@ class Numerals:
     def match(self, decimal_commas: bool = False) -> Matches:
         """Return which cells are numbers, in the notation that most of them have.
 
-        Args:
-          decimal_commas: another column of the table has commas that can only be decimal: commas are then decimal where
-            they could also group thousands, and points are ambiguous where they could.
+        With `decimal_commas` another column of the table has commas that can only be decimal: commas are then decimal
+        where they could also group thousands, and points are ambiguous where they could.
         """
         import pyarrow.compute as compute
 
@@ -205,16 +198,12 @@ def doubts(categories: np.ndarray, name: str, declared: bool = False) -> list[st
     notes = []
     if numbers and not declared:
         few = ", ".join(map(shown, numbers[:3]))
-        notes.append(
-            f"{shown(name)} is a category, though cells such as {few} look like numbers: if it is a column of numbers, "
-            "correct the cells that are none."
-        )
+        advice = "if it is a column of numbers, correct the cells that are none"
+        notes.append(f"{shown(name)} is a category, though cells such as {few} look like numbers: {advice}.")
     marks = [x for x, kind in zip(values, kinds) if kind in ("mark", "dash")]
     if marks:
-        notes.append(
-            f"{shown(name)} has the category {' and '.join(map(shown, marks[:3]))}: empty these cells if they stand "
-            "for missing values."
-        )
+        few = " and ".join(map(shown, marks[:3]))
+        notes.append(f"{shown(name)} has the category {few}: empty these cells if they stand for missing values.")
     return notes
 
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfp_bfl import files
-from tfp_bfl.data._random import generator
 from tfp_bfl.data.agreement import fit_encoding
 from tfp_bfl.data.checks import checked_labels, checked_targets, exact_features, of_one_form
 from tfp_bfl.data.clients import Clients, rows_by_client
@@ -21,6 +20,7 @@ from tfp_bfl.data.encoding import Feature, Raw, encode, scaled
 from tfp_bfl.data.folders import read_folder, splits
 from tfp_bfl.data.images import image_files
 from tfp_bfl.data.names import as_names, as_text, canonical, check_distinct, check_spelling, value
+from tfp_bfl.data.partitions import generator
 from tfp_bfl.data.parts import Part, PartData
 from tfp_bfl.data.read_examples import (
     Examples,
@@ -182,13 +182,8 @@ def read_part(
     Other sites have the columns, categories and values that are missing here. How columns become numbers follows from
     the descriptions of all sites (`agree`, `fitted`).
 
-    Args:
-      path, label, test, task, drop, separator: as of `read_own`.
-      left_out: columns of a table that are left out if there are such columns.
-      only, categorical, date_unit: as of `read_own`; names of other sites' columns are ignored.
-
-    Raises:
-      InvalidArgument: as of `read_own`, but all labels may be the same and columns may be empty.
+    Arguments are those of `read_own`; names of other sites' columns in `only` and `categorical` are ignored, and those
+    of `left_out` are left out if there are such columns. All labels may be the same, and columns may be empty.
     """
     lookup(TASKS, task, "task")
     drop, only, categorical = as_names(drop), as_names(only), as_names(categorical)
@@ -301,10 +296,8 @@ def _check_classes(examples: Examples, what: str, is_part: bool) -> None:
     are_numbers = len(values) == len(names)
     broken = next((n for n, x in zip(names, values) if x != x.to_integral_value()), None)
     if are_numbers and broken is not None:
-        raise InvalidArgument(
-            f"{what} are numbers with fractions, such as {broken}, but must be classes: to regress on them give --task "
-            "regression."
-        )
+        advice = "to regress on them give --task regression"
+        raise InvalidArgument(f"{what} are numbers with fractions, such as {broken}, but must be classes: {advice}.")
     if len(names) > max(_MOST_CLASSES, number / 2):
         advice = "to regress on them give --task regression" if are_numbers else "choose a column that names classes"
         raise InvalidArgument(f"{what} have {len(names)} distinct values in {number} examples: {advice}.")
@@ -376,9 +369,7 @@ def _examples_of_clients(clients: Clients) -> tuple[Source, np.ndarray]:
     """Return the examples that clients hold, in the order of the source, and each example's client [N]."""
     rows = np.concatenate(clients.indices)
     if len(np.unique(rows)) < len(rows):
-        raise InvalidArgument(
-            "The clients of dataset share examples, of which no test set can be held out: give test_data, a Source."
-        )
+        raise InvalidArgument("The clients of dataset share examples: give test_data, a Source.")
     order = np.argsort(rows)
     return clients.source.select(rows[order]), np.repeat(np.arange(clients.num_clients), clients.sizes)[order]
 
@@ -387,13 +378,10 @@ def _check_alike(train: Source, given: object) -> Source:
     """Return a test set, a source or the rows of clients, of the form and the classes of the training set."""
     test = _examples_of_clients(given)[0] if isinstance(given, Clients) else given
     if not isinstance(test, Source):
-        raise InvalidArgument(
-            f"test_data has the type {type(test).__name__}, but must be a Source or Clients, as the training data are."
-        )
+        raise InvalidArgument(f"test_data has the type {type(test).__name__}, but must be a Source or Clients too.")
     for name in ("element_shape", "is_image", "class_names", "target", "columns", "encoding"):
         ours, theirs = getattr(train, name), getattr(test, name)
         if ours != theirs:
-            raise InvalidArgument(
-                f"The {name} of test_data is {shown(theirs)}, but of the training data {shown(ours)}: both must agree."
-            )
+            training = f"of the training data {shown(ours)}"
+            raise InvalidArgument(f"The {name} of test_data is {shown(theirs)}, but {training}: both must agree.")
     return test

@@ -8,18 +8,27 @@ of workers uses it.
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfp_bfl.data._random import generator
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 
 if TYPE_CHECKING:
     from tfp_bfl.data.clients import Clients
 
 MAX_DRAWS = 100
+
+
+def generator(seed: int, *path: str | int) -> np.random.Generator:
+    """Return the random generator of one purpose: its stream depends on `(seed, path)` and on nothing else."""
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise InvalidArgument(f"seed is {seed!r}, but must be an integer of at least 0.")
+    key = tuple(zlib.crc32(step.encode()) if isinstance(step, str) else int(step) for step in path)
+    return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=key))
+
 
 # (classes: for each class, the indices of its examples; seed) -> for each client, the indices of its
 # examples.
@@ -44,13 +53,10 @@ class Partition:
         """Return K sorted int64 arrays of indices into `labels` [N], pairwise disjoint."""
         labels = np.asarray(labels)
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-            raise InvalidArgument(
-                f"labels are {labels.dtype} of shape {labels.shape}, but must be integers of shape [N]."
-            )
+            raise InvalidArgument(f"labels are {labels.dtype} of shape {labels.shape}, but must be integers [N].")
         if self.num_clients > labels.size:
-            raise InvalidArgument(
-                f"{self.num_clients} clients can't share {labels.size} examples: use {labels.size} or fewer."
-            )
+            most = labels.size
+            raise InvalidArgument(f"{self.num_clients} clients can't share {most} examples: use {most} or fewer.")
         classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
         return [np.sort(part).astype(np.int64) for part in self.assign(classes, seed)]
 
@@ -116,10 +122,8 @@ def label_skew(num_clients: int, classes_per_client: int) -> Partition:
         parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
         for members, who in zip(classes, holders):
             if len(who) > len(members):
-                raise InvalidArgument(
-                    f"label_skew gives a class of {len(members)} examples to {len(who)} clients: use fewer"
-                    " clients or fewer classes per client."
-                )
+                what = f"a class of {len(members)} examples to {len(who)} clients"
+                raise InvalidArgument(f"label_skew gives {what}: use fewer clients or classes per client.")
             if who:
                 for client, shard in zip(who, np.array_split(rng.permutation(members), len(who))):
                     parts[client].append(shard)
@@ -198,10 +202,8 @@ def noniid_datasets(num_clients: int, other_interest: float = 0.25, min_examples
     def draw_cuts(rng: np.random.Generator, counts: np.ndarray) -> np.ndarray:
         num_classes = len(counts)
         if other_interest == 0 and num_clients < num_classes:
-            raise InvalidArgument(
-                f"other_interest is 0, so that {num_clients} clients leave {num_classes - num_clients} of the"
-                f" {num_classes} classes to nobody: use {num_classes} clients or more, or a larger other_interest."
-            )
+            left = f"{num_clients} clients leave {num_classes - num_clients} of the {num_classes} classes to nobody"
+            raise InvalidArgument(f"other_interest is 0, so that {left}: use more clients or a larger other_interest.")
         sizes = np.sort(1.0 - rng.random(num_clients))  # In (0, 1]: whoever has a class alone must not weigh 0.
         interest = np.full((num_classes, num_clients), float(other_interest))
         interest[np.arange(num_clients) % num_classes, np.arange(num_clients)] = 1.0
@@ -232,10 +234,8 @@ def like(clients: Clients) -> Partition:
 
     def draw_cuts(rng: np.random.Generator, counts: np.ndarray) -> np.ndarray:
         if len(counts) != len(held) or not held.any(1).all():
-            raise InvalidArgument(
-                f"like partitions {len(held)} classes, but the examples have {len(counts)} and the clients hold "
-                f"{int(held.any(1).sum())}: both need all of them."
-            )
+            there = f"the examples have {len(counts)} and the clients hold {int(held.any(1).sum())}"
+            raise InvalidArgument(f"like partitions {len(held)} classes, but {there}: both need all of them.")
         return _cuts(held, counts, rng.random(len(counts)))
 
     return _cut_classes("like", clients.num_clients, 1, draw_cuts, "more examples, or clients that hold more of them")
@@ -258,11 +258,8 @@ def _cut_classes(
     def assign(classes: list[np.ndarray], seed: int) -> list[np.ndarray]:
         counts = np.array([len(members) for members in classes])
         if num_clients * min_examples > counts.sum():
-            raise InvalidArgument(
-                f"{num_clients} clients of at least {min_examples} examples need"
-                f" {num_clients * min_examples}, but there are {counts.sum()}: use fewer clients or a smaller"
-                " min_examples."
-            )
+            need = f"{num_clients} clients of at least {min_examples} examples need {num_clients * min_examples}"
+            raise InvalidArgument(f"{need}, but there are {counts.sum()}: use fewer clients or a smaller min_examples.")
         for draw in range(MAX_DRAWS):
             rng = generator(seed, name.partition(":")[0], draw)
             cuts = draw_cuts(rng, counts)
@@ -271,10 +268,8 @@ def _cut_classes(
                 split = [np.split(rng.permutation(members), cut) for members, cut in zip(classes, cuts)]
                 return [np.concatenate(shards) for shards in zip(*split)]
         lacking = "no data" if min_examples == 1 else f"fewer than {min_examples} examples"
-        raise InvalidArgument(
-            f"The partition {name} over {num_clients} clients left a client with {lacking} in"
-            f" each of {MAX_DRAWS} draws: use {remedy}."
-        )
+        what = f"The partition {name} over {num_clients} clients left a client with {lacking}"
+        raise InvalidArgument(f"{what} in each of {MAX_DRAWS} draws: use {remedy}.")
 
     return Partition(name, num_clients, assign)
 

@@ -82,15 +82,11 @@ def _as_feature(cells: Cells, feature: Feature) -> Cells:
     if cells.kind == BLANK:
         return blank(cells.name, len(cells.values), feature.kind)
     if (cells.kind in TEXT_KINDS) != feature.is_text or (cells.kind == "date") != (feature.kind == "date"):
-        raise InvalidArgument(
-            f"The column {shown(feature.name)} is of the kind {cells.kind} here, and of the kind {feature.kind} in the "
-            "federation: correct the table, or start a new run."
-        )
+        kinds = f"of the kind {cells.kind} here, and of the kind {feature.kind} in the federation"
+        raise InvalidArgument(f"The column {shown(feature.name)} is {kinds}: correct the table, or start a new run.")
     if cells.sign != feature.sign:
-        raise InvalidArgument(
-            f"The numbers of the column {shown(feature.name)} have the sign {shown(cells.sign)} beside them here, and "
-            f"{shown(feature.sign)} in the federation: write them alike."
-        )
+        signs = f"the sign {shown(cells.sign)} beside them here, and {shown(feature.sign)} in the federation"
+        raise InvalidArgument(f"The numbers of the column {shown(feature.name)} have {signs}: write them alike.")
     return cells
 
 

@@ -19,30 +19,19 @@ from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 # Of the columns of a table that errors list.
 _MOST_NAMES = 10
-_FORMS = (
-    "a Source, Clients, arrays (features, labels) or (features, labels, clients), or a table such as a pandas DataFrame"
-)
+_FORMS = "a Source, Clients, arrays (features, labels) or (features, labels, clients), or a table such as a DataFrame"
 _PARTS = ("features", "labels", "clients")
 
 
 class Examples(NamedTuple):
-    """Hold examples as they were read.
+    """Hold examples as they were read."""
 
-    Fields:
-      features: [N, ...]; the cells of a table that are not all numbers.
-      labels: [N].
-      owners: the name of each example's client [N]; None where the data name none.
-      columns: names of a table's columns; () otherwise.
-      class_names: C names; () for the names of the labels.
-      notes: sentences on what was left out.
-    """
-
-    features: np.ndarray | Raw
-    labels: np.ndarray
-    owners: np.ndarray | None = None
-    columns: tuple[str, ...] = ()
-    class_names: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    features: np.ndarray | Raw  # [N, ...]; the cells of a table that are not all numbers.
+    labels: np.ndarray  # [N].
+    owners: np.ndarray | None = None  # The name of each example's client [N]; None where the data name none.
+    columns: tuple[str, ...] = ()  # Names of a table's columns; () otherwise.
+    class_names: tuple[str, ...] = ()  # C names; () for the names of the labels.
+    notes: tuple[str, ...] = ()  # Sentences on what was left out.
 
     def select(self, keep: np.ndarray) -> Examples:
         """Return the examples of a mask [N]."""
@@ -51,33 +40,23 @@ class Examples(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The options of reading examples.
+    """The options of reading examples: drop, separator, only, categorical and date_unit as of `data.read_own`."""
 
-    Fields:
-      label: the column with the labels.
-      client: the column, or array, with the names of the clients; None for none.
-      regresses: labels are numbers.
-      drop, separator, only, categorical, date_unit: as of `data.read_own`.
-      columns: the features of a test set, in order and in the form of the training set; () for a training set.
-      is_full: whether `columns` are numbers of which none is empty.
-      left_out: columns that are left out where the table has them.
-      plain_labels: labels that are numbers have no sign beside them, as those of other data may have another.
-      is_part: the data are one site's, as its file describes them: other sites have the columns, categories and values
-        that are missing here.
-    """
-
-    label: str = "label"
-    client: str | None = None
-    regresses: bool = False
+    label: str = "label"  # The column with the labels.
+    client: str | None = None  # The column, or array, with the names of the clients; None for none.
+    regresses: bool = False  # Labels are numbers.
     drop: tuple[str, ...] = ()
     separator: str | None = None
     only: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
     date_unit: str | None = None
+    # The features of a test set, in order and in the form of the training set; () for a training set.
     columns: tuple[Feature, ...] = ()
-    is_full: bool = False
-    left_out: tuple[str, ...] = ()
-    plain_labels: bool = False
+    is_full: bool = False  # `columns` are numbers of which none is empty.
+    left_out: tuple[str, ...] = ()  # Columns that are left out where the table has them.
+    plain_labels: bool = False  # Labels that are numbers have no sign beside them, as other data may have another.
+    # The data are one site's, as its file describes them: other sites have the columns, categories and values that are
+    # missing here.
     is_part: bool = False
 
     def of_test(self, train: Examples) -> Reading:
@@ -115,10 +94,9 @@ def examples_of(table: Columns, where: str, reading: Reading) -> Examples:
         distinct, notes = client_names(table[client].distinct[1], client)
         owners = table[client].spread(distinct)
         if is_test and (owners == "").any():
-            raise InvalidArgument(
-                f"The column {shown(client)} of {where} has {np.sum(owners == '')} empty cells, the first in row "
-                f"{int(np.argmax(owners == '')) + 1}: name the client of each test row, or leave the column out."
-            )
+            gaps = f"{np.sum(owners == '')} empty cells, the first in row {int(np.argmax(owners == '')) + 1}"
+            advice = "name the client of each test row, or leave the column out"
+            raise InvalidArgument(f"The column {shown(client)} of {where} has {gaps}: {advice}.")
     if reading.regresses:
         signs = {label: ""} if reading.plain_labels else {}
         of_label = read_columns(table, [label], troubles, kinds={label: "number"}, signs=signs, among=columns)
@@ -135,7 +113,11 @@ def examples_of(table: Columns, where: str, reading: Reading) -> Examples:
         labels, of_labels = within_bounds(labels, label)
         notes += of_labels
     elif not reading.regresses:
-        notes += [*_words_among(labels, label), *note_spellings(labels, label, shortest=2)]
+        # Words that elsewhere stand for an empty cell: labels are no categories of a column.
+        advice = "a class like any other: empty these cells if it stands for a missing label."
+        words = sorted(filter(is_nothing, {*labels.tolist()}))
+        notes += [f"{np.sum(labels == x):,} rows have {shown(x)} in {shown(label)}, {advice}" for x in words]
+        notes += note_spellings(labels, label, shortest=2)
     clients = [] if is_test or reading.is_part else rows_of_clients(owners)
     check_kinds(table, raw.columns, clients, reading.categorical)
     limited = [x.within_bounds(limit=not is_test) for x in raw.columns]
@@ -145,9 +127,8 @@ def examples_of(table: Columns, where: str, reading: Reading) -> Examples:
     counting = [x.name for x in may_count if counts(x, clients)]
     if len(counting) < len(cells):
         cells = [x for x in cells if x.name not in counting]
-        notes += [
-            f"The column {shown(x)} numbers the rows and is left out: name it with --only to use it." for x in counting
-        ]
+        advice = "numbers the rows and is left out: name it with --only to use it."
+        notes += [f"The column {shown(x)} {advice}" for x in counting]
     features: Any = Raw(cells, raw.unit)
     is_plain = lambda x: x.kind in ("number", "truth") and not (x.sign or x.empty.any())
     if reading.is_full or (not (is_test or reading.is_part) and all(map(is_plain, cells))):
@@ -167,10 +148,8 @@ def _chosen(table: Columns, where: str, reading: Reading, client: str | None) ->
     """Return the names of the features, after a check of all that options name."""
     label, prefix, there = reading.label, "" if reading.is_part else "--", dict.fromkeys(table.column_names)
     if label == Reading().label and label not in there and not reading.columns:
-        raise InvalidArgument(
-            f"The table {where} has no column 'label': name the column with the labels by {prefix}label; its columns "
-            f"are {', '.join(map(shown, table.column_names[:_MOST_NAMES]))}."
-        )
+        advice = f"name the column with the labels by {prefix}label; its columns are {_names(table)}"
+        raise InvalidArgument(f"The table {where} has no column 'label': {advice}.")
     of_sites = {} if reading.is_part else {"only": reading.only, "categorical": reading.categorical}
     given = {"label": [label], "client-column": [] if client is None else [client], **of_sites}
     for option, name in ((option, name) for option, names in given.items() for name in names):
@@ -184,15 +163,6 @@ def _chosen(table: Columns, where: str, reading: Reading, client: str | None) ->
     if not (rest := [name for name in rest if name in there]):
         raise InvalidArgument(f"The table {where} has no columns besides {label!r}: there is nothing to learn.")
     return rest
-
-
-def _words_among(labels: np.ndarray, label: str) -> list[str]:
-    """Return a note for each label that elsewhere stands for an empty cell; labels are no categories of a column."""
-    return [
-        f"{np.sum(labels == word):,} rows have {shown(word)} in {shown(label)}, a class like any other: empty these "
-        "cells if it stands for a missing label."
-        for word in sorted(filter(is_nothing, {*labels.tolist()}))
-    ]
 
 
 def _raw(table: Columns, columns: Sequence[str], reading: Reading, troubles: Troubles) -> Raw:
@@ -215,10 +185,12 @@ def check_columns(table: Columns, columns: Sequence[str], where: str) -> None:
     """Raise InvalidArgument unless a table of the name `where` has the columns."""
     for name in columns:
         if name not in table.column_names:
-            raise InvalidArgument(
-                f"The table {where} has no column {shown(name)}, which the model requires: its columns are "
-                f"{', '.join(map(shown, table.column_names[:_MOST_NAMES]))}."
-            )
+            what = f"has no column {shown(name)}, which the model requires"
+            raise InvalidArgument(f"The table {where} {what}: its columns are {_names(table)}.")
+
+
+def _names(table: Columns) -> str:
+    return ", ".join(map(shown, table.column_names[:_MOST_NAMES]))
 
 
 def check_no_table(reading: Reading, where: str) -> None:
@@ -249,10 +221,8 @@ def of_named_arrays(arrays: Mapping[str, Any], client: str, where: str) -> Examp
     if owners is not None:
         owners = np.asarray(owners)
         if owners.shape != (len(features),):
-            raise InvalidArgument(
-                f"The array {client} of {where} has the shape {list(owners.shape)}, but must name the client of each "
-                f"of the {len(features)} examples."
-            )
+            must = f"must name the client of each of the {len(features)} examples"
+            raise InvalidArgument(f"The array {client} of {where} has the shape {list(owners.shape)}, but {must}.")
         names_of(owners, client, where)
         owners, notes = client_names(owners.tolist(), client)
     columns = tuple(f"column_{i}" for i in range(features.shape[-1])) if features.ndim == 2 else ()
@@ -265,10 +235,8 @@ def names_of(array: object, name: str, where: str) -> np.ndarray:
     names = as_text(np.asarray(array).tolist())
     empty = [i for i, x in enumerate(names) if not x]
     if empty:
-        raise InvalidArgument(
-            f"The array {name} of {where} has {len(empty)} empty names, the first in example {empty[0]}: fill them in, "
-            "or leave those examples out."
-        )
+        what = f"has {len(empty)} empty names, the first in example {empty[0]}"
+        raise InvalidArgument(f"The array {name} of {where} {what}: fill them in, or leave those examples out.")
     return names
 
 

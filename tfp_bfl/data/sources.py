@@ -1,4 +1,4 @@
-"""Labelled datasets as arrays: two embedded ones of scikit-learn, and TFDS's image classification by name."""
+"""Labelled datasets as arrays in memory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfp_bfl.data._random import generator
 from tfp_bfl.data.checks import checked_features, checked_labels, checked_targets
 from tfp_bfl.data.clients import ClientExamples, Clients, rows_by_client
 from tfp_bfl.data.encoding import Feature
 from tfp_bfl.data.names import as_text, canonical, natural
-from tfp_bfl.data.partitions import Partition
+from tfp_bfl.data.partitions import Partition, generator
 from tfp_bfl.data.statistics import Column, column_of
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 
@@ -96,10 +95,8 @@ class Source(Learnt):
             labels, class_names = checked_labels(self.labels, len(features), self.class_names)
         owners = self.owners
         if owners is not None and np.shape(owners) != (len(labels),):
-            raise InvalidArgument(
-                f"owners have the shape {list(np.shape(owners))}, but must name the client of each of the "
-                f"{len(labels)} examples."
-            )
+            must = f"but must name the client of each of the {len(labels)} examples"
+            raise InvalidArgument(f"owners have the shape {list(np.shape(owners))}, {must}.")
         if owners is not None and any(isinstance(x, str) and canonical(x) != x for x in {*np.asarray(owners).tolist()}):
             owners = as_text(np.asarray(owners).tolist())
         columns = tuple(column._replace(name=canonical(column.name)) for column in self.columns)
@@ -163,10 +160,8 @@ class Source(Learnt):
           (3, array([439, 386, 613]))
         """
         if not callable(partition):
-            raise InvalidArgument(
-                f"partition is {shown(partition)}, but must be one of tfp_bfl.data, such as dirichlet(num_clients=10, "
-                "alpha=0.5)."
-            )
+            one = "one of tfp_bfl.data, such as dirichlet(num_clients=10, alpha=0.5)"
+            raise InvalidArgument(f"partition is {shown(partition)}, but must be {one}.")
         return Clients(self, partition(self.strata, seed))
 
     def subset(self, num_examples: int, seed: int) -> Source:
@@ -179,13 +174,10 @@ class Source(Learnt):
         """
         num_examples = check_count(num_examples, "num_examples")
         if num_examples > self.num_examples:
-            raise InvalidArgument(
-                f"num_examples is {num_examples}, but must be at most the {self.num_examples} of"
-                f" {self.name}/{self.split}."
-            )
-        rng = generator(seed, "subset")
-        keep = np.sort(rng.choice(self.num_examples, num_examples, replace=False))
-        return self.select(keep)
+            most = f"the {self.num_examples} of {self.name}/{self.split}"
+            raise InvalidArgument(f"num_examples is {num_examples}, but must be at most {most}.")
+        keep = generator(seed, "subset").choice(self.num_examples, num_examples, replace=False)
+        return self.select(np.sort(keep))
 
     def select(self, rows: np.ndarray, split: str | None = None) -> Source:
         """Return examples by their places [M] or a mask [N], as a split of another name if one is given."""

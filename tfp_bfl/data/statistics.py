@@ -72,10 +72,7 @@ def within_bounds(values: np.ndarray, name: str, limit: bool = True) -> tuple[np
     median as all others, they are typing errors rather than a long tail or a code, and become the nearest value of the
     other rows. Columns of 0 and 1, and those of less than 20 rows, are ordinary.
 
-    Args:
-      values: numbers [N]; NaN for an empty cell.
-      name: of the column.
-      limit: whether outlying numbers are replaced; else they are named alone.
+    Values are [N], NaN for an empty cell. Without `limit` rows are named alone.
     """
     filled = values[~np.isnan(values)]
     largest = float(np.max(np.abs(filled), initial=0.0))
@@ -100,15 +97,9 @@ def within_bounds(values: np.ndarray, name: str, limit: bool = True) -> tuple[np
     named += [f"{len(rows) - _MOST_SHOWN:,} more rows"] if len(rows) > _MOST_SHOWN else []
     away = np.min(np.abs(values[rows] - rest.mean())) / rest.std()
     or_more = " or more" if len(rows) > 1 else ""
-    advice = (
-        "correct or empty the cell"
-        if are_few
-        else "these rows determine its scale; empty the cells if they are codes of missing values, or use the logarithm"
-    )
-    notes = [
-        f"Far from all others: {' and '.join(named)}, {away:,.0f} standard deviations{or_more} from the mean of the "
-        f"others: {advice}."
-    ]
+    codes = "these rows determine its scale; empty the cells if they are codes of missing values, or use the logarithm"
+    what = f"{' and '.join(named)}, {away:,.0f} standard deviations{or_more} from the mean of the others"
+    notes = [f"Far from all others: {what}: {'correct or empty the cell' if are_few else codes}."]
     if not (are_few and limit):
         return values, notes
     low, high = float(rest.min()), float(rest.max())

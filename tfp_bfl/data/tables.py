@@ -104,10 +104,9 @@ def _from_pandas(frame: Any, where: str, drop: Collection[str]) -> Any:
                     continue
                 first = cell if first is None else first
                 if isinstance(cell, str) != isinstance(first, str):
-                    raise InvalidArgument(
-                        f"The column {shown(name)} of {where} holds {shown(cell)} ({type(cell).__name__}) in row "
-                        f"{row + 1} and {shown(first)} ({type(first).__name__}) above it: write all cells in one type."
-                    ) from None
+                    one, other = (f"{shown(x)} ({type(x).__name__})" for x in (cell, first))
+                    what = f"The column {shown(name)} of {where} holds {one} in row {row + 1} and {other} above it"
+                    raise InvalidArgument(f"{what}: write all cells in one type.") from None
         raise
 
 
@@ -154,9 +153,8 @@ def _checked(
         # Its text too, which nobody has looked at so far.
         table.validate(full=True)
         stored = table.column_names
-        every = with_notation(
-            [*map(Decoded, as_names(stored), table.columns)], written and (lambda x: written(x).columns)
-        )
+        decoded = [*map(Decoded, as_names(stored), table.columns)]
+        every = with_notation(decoded, written and (lambda x: written(x).columns))
     except InvalidArgument:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
@@ -201,9 +199,8 @@ def _read_csv(file: BinaryIO, path: pathlib.Path, separator: str | None, text: C
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         line += error.object[: error.start].count(b"\n")
-        raise InvalidArgument(
-            f"The table {files.name(path)} is not {encoding.upper()} text, first in line {line}: save it as UTF-8."
-        ) from None
+        what = f"is not {encoding.upper()} text, first in line {line}"
+        raise InvalidArgument(f"The table {files.name(path)} {what}: save it as UTF-8.") from None
     file.seek(0)
     head = file.read(_HEAD_BYTES).decode(encoding, "ignore").lstrip("\ufeff")
     first_line = _SEP_LINE.match(head)
@@ -214,9 +211,8 @@ def _read_csv(file: BinaryIO, path: pathlib.Path, separator: str | None, text: C
         first = "\t" if path.suffix.lower() == ".tsv" else ","
         between = max((first, *",;\t|"), key=lambda x: len(_header(lines, x)))
     if len(between) != 1 or between in '"\n\r':
-        raise InvalidArgument(
-            f"The separator is {shown(separator)}, but must be one character, or one of {', '.join(SEPARATORS)}."
-        )
+        words = ", ".join(SEPARATORS)
+        raise InvalidArgument(f"The separator is {shown(separator)}, but must be one character, or one of {words}.")
     rows: list[Any] = []
     of_text = [name for name in _header(lines, between) if canonical(name) in text]
 
@@ -244,11 +240,9 @@ def _read_csv(file: BinaryIO, path: pathlib.Path, separator: str | None, text: C
     except pyarrow.ArrowInvalid:
         if not rows:
             raise
-        row = rows[0]
-        raise InvalidArgument(
-            f"Row {row.number - 1 - skipped} of {files.name(path)} has {row.actual_columns} cells, but the header "
-            f"has {row.expected_columns}, separated by {shown(between)}: correct the row, or give --separator."
-        ) from None
+        row, header = rows[0], f"but the header has {rows[0].expected_columns}, separated by {shown(between)}"
+        what = f"Row {row.number - 1 - skipped} of {files.name(path)} has {row.actual_columns} cells, {header}"
+        raise InvalidArgument(f"{what}: correct the row, or give --separator.") from None
 
 
 def _without_blank_end(table: Any) -> Any:
@@ -289,7 +283,5 @@ def _check_names(names: Sequence[str], stored: Sequence[str], where: str) -> Non
         first, second = [x for x in stored if canonical(x) == twice[0]][:2]
         if first == second:
             raise InvalidArgument(f"The table {where} has two columns {shown(first)}: rename one.")
-        raise InvalidArgument(
-            f"The table {where} has the columns {' and '.join(shown_apart(first, second))}, which are one name but for "
-            "blanks and the way to store letters: rename one."
-        )
+        both = f"{' and '.join(shown_apart(first, second))}, which are one name but for blanks and forms of letters"
+        raise InvalidArgument(f"The table {where} has the columns {both}: rename one.")

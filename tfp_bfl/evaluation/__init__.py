@@ -109,13 +109,7 @@ from tfp_bfl.evaluation.sums import (
     score_sums,
     scores_of_sums,
 )
-from tfp_bfl.evaluation.unusual import (
-    OutOfDistribution,
-    Unusual,
-    auroc_interval,
-    fit_unusual,
-    out_of_distribution,
-)
+from tfp_bfl.evaluation.unusual import OutOfDistribution, Unusual, auroc_interval, fit_unusual, out_of_distribution
 
 __all__ = [
     "COVERAGE",

@@ -72,14 +72,12 @@ def of_numbers(name: str, mean: np.ndarray, stddev: np.ndarray, truth: np.ndarra
 def nll_of_classes(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return the negative log probability of each label, in nats [B]."""
     true = np.take_along_axis(np.asarray(probabilities, np.float64), np.asarray(labels)[:, np.newaxis], -1)[:, 0]
-    losses: np.ndarray = -np.log(np.maximum(true, np.finfo(np.float32).tiny))
-    return losses
+    return np.asarray(-np.log(np.maximum(true, np.finfo(np.float32).tiny)))
 
 
 def nll_of_numbers(mean: np.ndarray, stddev: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """Return the negative log density of each number under a normal distribution, in nats [B]."""
-    losses: np.ndarray = 0.5 * np.square((truth - mean) / stddev) + np.log(stddev) + 0.5 * math.log(2 * math.pi)
-    return losses
+    return np.asarray(0.5 * np.square((truth - mean) / stddev) + np.log(stddev) + 0.5 * math.log(2 * math.pi))
 
 
 def better_baseline(losses: np.ndarray, baselines: Sequence[Baseline]) -> Baseline | None:

@@ -85,18 +85,13 @@ def auroc(probabilities: tf.Tensor, labels: tf.Tensor) -> float | None:
     true, values = labels.numpy(), probabilities.numpy()
     if values.shape[1] == 2:  # Both classes have the same area, but for the rounding of 1 - p.
         values, true = values[:, 1:], 1 - true
-    areas = [_area(values[:, c], true == c) for c in range(values.shape[1])]
-    defined = [area for area in areas if area is not None]
-    return float(np.mean(defined)) if defined else None
-
-
-def _area(values: np.ndarray, positive: np.ndarray) -> float | None:
-    """Return the area by the Mann-Whitney statistic; None without positive or without negative examples."""
-    number = int(positive.sum())
-    if not 0 < number < len(positive):
-        return None
-    above = stats.rankdata(values)[positive].sum() - number * (number + 1) / 2
-    return float(above / (number * (len(positive) - number)))
+    areas = []
+    for c in range(values.shape[1]):  # By the Mann-Whitney statistic.
+        positive = true == c
+        if 0 < (number := int(positive.sum())) < len(positive):
+            above = stats.rankdata(values[:, c])[positive].sum() - number * (number + 1) / 2
+            areas.append(above / (number * (len(positive) - number)))
+    return float(np.mean(areas)) if areas else None
 
 
 def proportion_interval(
@@ -104,10 +99,7 @@ def proportion_interval(
 ) -> tuple[float, float]:
     """Compute the ends of a confidence interval of `count` successes in `number` trials.
 
-    Args:
-      confidence: above 0 and below 1.
-      interval: "wilson", close to the stated confidence on average, or "clopper_pearson", at least the stated one.
-
+    `interval` is "wilson", close to the stated confidence on average, or "clopper_pearson", at least the stated one.
     Sources: Wilson 1927; Clopper & Pearson 1934; computed by SciPy.
 
     Example:
@@ -132,9 +124,7 @@ def different_proportions(counts: Mapping[str, tuple[float, float]], error_rate:
     the smallest p is at most `error_rate`, that group (of equal ones the one with the lower proportion) is left out of
     the further comparisons. If all groups have one probability, any p is at most `error_rate` with a probability of at
     most `error_rate`.
-
-    Args:
-      counts: group -> number of successes, and of trials; a group without trials has no p-value.
+    `counts` are group -> number of successes, and of trials; a group without trials has no p-value.
 
     Source: Fisher 1935; the bound over groups is Bonferroni's, of which each later step keeps the level.
 
@@ -180,15 +170,8 @@ def class_scores(
         for c in np.flatnonzero(examples):
             ends = proportion_interval(int(right[c]), int(examples[c]), confidence, interval)
             recalls[c] = Proportion(float(recall[c]), *ends)
-    return ClassScores(
-        confusion=counts,
-        recall=recall,
-        precision=right / np.maximum(predicted, 1),
-        balanced_accuracy=float(np.nanmean(recall)),
-        auroc=auroc(probabilities, labels),
-        sensitivity=recalls[1],
-        specificity=recalls[0],
-    )
+    precision, balanced = right / np.maximum(predicted, 1), float(np.nanmean(recall))
+    return ClassScores(counts, recall, precision, balanced, auroc(probabilities, labels), recalls[1], recalls[0])
 
 
 # What calibration is over.

@@ -81,14 +81,12 @@ def conformal_limit(probabilities: Any, labels: Any, coverage: float, score: str
     The set of a new example that is exchangeable with these held-out ones holds its label with at least
     that probability, whatever the model: over draws of both, not for each class or client.
 
+    `score` is "probability", "aps", "raps:PENALTY", or a function of probabilities [B, C] such as `raps` returns. Sets
+    by the probability are smallest on average; those of "aps" and "raps" differ less in coverage between easy and hard
+    examples.
+
     Source: split conformal prediction, Vovk, Gammerman & Shafer 2005; this score, Sadinle, Lei & Wasserman 2019
     (arXiv:1609.00451).
-
-    Args:
-      coverage: above 0 and below 1.
-      score: "probability", "aps", "raps:PENALTY", or a function of probabilities [B, C] such as `raps` returns. Sets by
-        the probability are smallest on average; those of "aps" and "raps" differ less in coverage between easy and hard
-        examples.
 
     Example:
       >>> sure = np.random.default_rng(0).uniform(0.5, 1, 200)
@@ -100,10 +98,8 @@ def conformal_limit(probabilities: Any, labels: Any, coverage: float, score: str
     true = scores_of_labels(probabilities, labels, score)
     k = math.ceil((len(true) + 1) * coverage - _ROUNDING)
     if k > len(true):
-        least = math.ceil(coverage / (1 - coverage) - _ROUNDING)
-        raise InvalidArgument(
-            f"Sets with a coverage of {coverage:g} take at least {least} held-out examples, and here are {len(true)}."
-        )
+        least = f"take at least {math.ceil(coverage / (1 - coverage) - _ROUNDING)} held-out examples"
+        raise InvalidArgument(f"Sets with coverage {coverage:g} {least}, and here are {len(true)}.")
     return float(np.sort(true)[::-1][k - 1])
 
 
@@ -210,7 +206,7 @@ class ClientCalibration(NamedTuple):
 
 
 def calibrate_clients(
-    histograms: object, coverage: float = 0.9, confidence: float = 0.9, together: bool = False
+    histograms: Any, coverage: float = 0.9, confidence: float = 0.9, together: bool = False
 ) -> ClientCalibration:
     """Fit the distribution of clients, by which prediction sets of each client, known or new, are calibrated.
 
@@ -254,26 +250,29 @@ def calibrate_clients(
       >>> print([round(calibration.limit(own), 2) for own in (None, histograms[0], histograms[2])])
       [0.32, 0.37, 0.7]
     """
-    counts = _counts(histograms, coverage, confidence)
+    check_share(coverage, "coverage")
+    check_share(confidence, "confidence")
+    checked = [_checked(histogram) for histogram in histograms]
+    if len({len(histogram) for histogram in checked}) > 1:
+        bins = ", ".join(str(len(histogram)) for histogram in checked[:MOST_NAMES])
+        raise InvalidArgument(f"The histograms of the clients have {bins} bins, but all must have the same.")
+    filled = [histogram for histogram in checked if histogram.any()]
+    if len(filled) < 2:
+        raise InvalidArgument(f"{len(filled)} clients have held-out examples, but how clients differ takes at least 2.")
+    counts = np.stack(filled)
     pooled = counts.sum(0)
     above = np.cumsum(pooled[::-1]) / pooled.sum()
     first = int(np.argmax(above >= coverage))
     covered, numbers = counts[:, ::-1][:, : first + 1].sum(1), counts.sum(1)
     share = float(np.clip(above[first], 1e-6, 1 - 1e-6))
-
-    def loss(log_c: float) -> float:
-        c = np.exp(log_c)
-        inside, outside = c * share, c * (1 - share)
-        likelihood = special.betaln(inside + covered, outside + numbers - covered) - special.betaln(inside, outside)
-        return -float(np.sum(likelihood))
-
     unseen = _unseen(counts, coverage, confidence)
     if together:
         confidence = 1 - (1 - confidence) / len(counts)
-    logs = np.linspace(*_CONCENTRATIONS, _GRID)
-    likelihoods = np.array([-loss(log_c) for log_c in logs])
-    weights = np.exp(likelihoods - likelihoods.max())
-    return ClientCalibration(pooled, np.exp(logs), weights / weights.sum(), float(coverage), float(confidence), unseen)
+    c = np.exp(np.linspace(*_CONCENTRATIONS, _GRID))
+    inside, outside = c[:, np.newaxis] * share, c[:, np.newaxis] * (1 - share)
+    likelihoods = special.betaln(inside + covered, outside + numbers - covered) - special.betaln(inside, outside)
+    weights = special.softmax(likelihoods.sum(1))
+    return ClientCalibration(pooled, c, weights, float(coverage), float(confidence), unseen)
 
 
 def _unseen(counts: np.ndarray, coverage: float, confidence: float) -> float | str:
@@ -299,21 +298,6 @@ def _unseen(counts: np.ndarray, coverage: float, confidence: float) -> float | s
     reached = np.cumsum(counts[:, ::-1], 1) >= places[:, np.newaxis]
     limits = np.where(few, 0.0, (bins - 1 - np.argmax(reached, 1)) / bins)
     return float(np.sort(limits)[rank - 1])
-
-
-def _counts(histograms: Any, coverage: float, confidence: float) -> np.ndarray:
-    """Return the histograms of the clients with examples [K, bins], K at least 2."""
-    check_share(coverage, "coverage")
-    check_share(confidence, "confidence")
-    checked = [_checked(histogram) for histogram in histograms]
-    if len({len(histogram) for histogram in checked}) > 1:
-        bins = ", ".join(str(len(histogram)) for histogram in checked[:MOST_NAMES])
-        raise InvalidArgument(f"The histograms of the clients have {bins} bins, but all must have the same.")
-    counts = np.stack(checked) if checked else np.zeros((0, 1))
-    counts = counts[counts.sum(1) > 0]
-    if len(counts) < 2:
-        raise InvalidArgument(f"{len(counts)} clients have held-out examples, but how clients differ takes at least 2.")
-    return counts
 
 
 def _checked(histogram: object) -> np.ndarray:

@@ -45,17 +45,11 @@ class Traces(NamedTuple):
 
 
 class EntropyParts(NamedTuple):
-    """The entropy of S sampled predictions and its two parts, each divided by log C and in [0, 1].
+    """The entropy of S sampled predictions and its two parts, [B] each, divided by log C and in [0, 1]."""
 
-    Fields:
-      entropy: [B], of the predictive distribution, as in `Uncertainty`.
-      expected_entropy: [B], the mean entropy of the samples: the aleatoric part.
-      mutual_information: [B], between label and weights: the epistemic part.
-    """
-
-    entropy: tf.Tensor
-    expected_entropy: tf.Tensor
-    mutual_information: tf.Tensor
+    entropy: tf.Tensor  # Of the predictive distribution, as in `Uncertainty`.
+    expected_entropy: tf.Tensor  # The mean entropy of the samples: the aleatoric part.
+    mutual_information: tf.Tensor  # Between label and weights: the epistemic part.
 
 
 @of_samples

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy import special, stats
 
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.evaluation.limits import check_share
 
 # The chi-square distribution is close enough where each bin has this many expected examples (Cochran 1954: 5).
 LEAST_EXPECTED = 10
@@ -26,15 +28,10 @@ _MOST_PERMUTATIONS = 10**6
 
 
 class Counts(NamedTuple):
-    """Counts of one feature in bins that need no range: only bins with examples are held, so that all scales are fine.
+    """Counts of one feature in bins that need no range: only bins with examples are held."""
 
-    Fields:
-      lower: the smallest value of each bin, ascending [B]; the first bin has no lower end.
-      counts: of the examples [B].
-    """
-
-    lower: np.ndarray
-    counts: np.ndarray
+    lower: np.ndarray  # The smallest value of each bin, ascending [B]; the first bin has no lower end.
+    counts: np.ndarray  # Of the examples [B].
 
 
 class Histograms(NamedTuple):
@@ -59,8 +56,8 @@ class Drift(NamedTuple):
 
 
 def feature_histograms(features: object, names: Sequence[str] = (), bins: Histograms | None = None) -> Histograms:
-    """Count examples of a client: columns of a table [n, D], or brightness and contrast of each channel of images
-    [n, height, width, channels], bytes or in [0, 1].
+    """Count examples of a client: columns of a table [n, D], or brightness (mean) and contrast (twice the standard
+    deviation) of each channel of images [n, height, width, channels], bytes or in [0, 1].
 
     Columns without names have numbers. The bins are given, or of one value each, rounded to 15 binary digits.
     """
@@ -69,15 +66,21 @@ def feature_histograms(features: object, names: Sequence[str] = (), bins: Histog
         values = given
         names = tuple(names) or tuple(f"column {j}" for j in range(given.shape[1]))
     elif given.ndim == _IMAGES:
-        parts = [given[i : i + _AT_ONCE] for i in range(0, max(len(given), 1), _AT_ONCE)]
-        values = np.concatenate([_brightness_and_contrast(part) for part in parts])
+        parts = []
+        for i in range(0, max(len(given), 1), _AT_ONCE):
+            part = given[i : i + _AT_ONCE]
+            scaled = part / np.float32(255) if part.dtype == np.uint8 else part
+            parts.append(np.concatenate([scaled.mean((1, 2)), 2 * scaled.std((1, 2))], 1))
+        values = np.concatenate(parts)
         channels = range(given.shape[3])
-        kinds = ("brightness", "contrast")
-        names = tuple(f"{kind}, channel {c}" if len(channels) > 1 else kind for kind in kinds for c in channels)
+        form = "{}, channel {}" if len(channels) > 1 else "{}"
+        names = tuple(form.format(kind, c) for kind in ("brightness", "contrast") for c in channels)
     else:
         raise InvalidArgument(f"features have shape {given.shape}, but must be rows [n, D] or images [n, H, W, C].")
     if bins is None:
-        return Histograms(names, tuple(Counts(*np.unique(_rounded(x), return_counts=True)) for x in values.T))
+        significands, exponents = np.frexp(values.astype(np.float64))
+        rounded = np.ldexp(np.rint(np.ldexp(significands, _BITS)), exponents - _BITS) + 0.0  # 0 stays 0.
+        return Histograms(names, tuple(Counts(*np.unique(x, return_counts=True)) for x in rounded.T))
     if bins.names != names:
         raise InvalidArgument("The histograms are of different features: compare examples of one form.")
     places = (np.searchsorted(own.lower[1:], x, side="right") for own, x in zip(bins.counts, values.T))
@@ -85,31 +88,17 @@ def feature_histograms(features: object, names: Sequence[str] = (), bins: Histog
     return Histograms(names, tuple(own._replace(counts=x) for own, x in zip(bins.counts, counts)))
 
 
-def _rounded(values: np.ndarray) -> np.ndarray:
-    """Return numbers rounded to `_BITS` bits of their significands; 0 stays 0."""
-    significands, exponents = np.frexp(values.astype(np.float64))
-    rounded: np.ndarray = np.ldexp(np.rint(np.ldexp(significands, _BITS)), exponents - _BITS) + 0.0
-    return rounded
-
-
-def _brightness_and_contrast(images: np.ndarray) -> np.ndarray:
-    """Return the mean and twice the standard deviation of each channel's pixels, in [0, 1]: [n, 2 channels]."""
-    scaled = images / np.float32(255) if images.dtype == np.uint8 else images
-    return np.concatenate([scaled.mean((1, 2)), 2 * scaled.std((1, 2))], 1)
-
-
 def add_histograms(*histograms: Histograms) -> Histograms:
     """Add the counts of clients: equal to the histograms of all their examples together."""
     names = histograms[0].names
     if any(x.names != names for x in histograms):
         raise InvalidArgument("The histograms are of different features: compare examples of one form.")
-    return Histograms(names, tuple(_added(x) for x in zip(*(x.counts for x in histograms))))
-
-
-def _added(parts: Sequence[Counts]) -> Counts:
-    lower, places = np.unique(np.concatenate([x.lower for x in parts]), return_inverse=True)
-    counts = np.bincount(places, np.concatenate([x.counts for x in parts]), len(lower))
-    return Counts(lower, counts.astype(np.int64))
+    added = []
+    for parts in zip(*(x.counts for x in histograms)):
+        lower, places = np.unique(np.concatenate([x.lower for x in parts]), return_inverse=True)
+        counts = np.bincount(places, np.concatenate([x.counts for x in parts]), len(lower))
+        added.append(Counts(lower, counts.astype(np.int64)))
+    return Histograms(names, tuple(added))
 
 
 def coarsen(histograms: Histograms) -> Histograms:
@@ -154,11 +143,7 @@ def count_between(reference: object, new: object, bins: int = 10) -> tuple[np.nd
 
 
 def homogeneity(
-    reference: np.ndarray | Counts,
-    new: np.ndarray | Counts,
-    *,
-    ordered: bool = True,
-    resolution: float = 1e-4,
+    reference: np.ndarray | Counts, new: np.ndarray | Counts, *, ordered: bool = True, resolution: float = 1e-4
 ) -> tuple[float, float]:
     """Compare two samples by their counts: total variation distance, and p-value.
 
@@ -191,7 +176,8 @@ def homogeneity(
     if totals.min() < FEW:
         return distance, _permuted(_merged(counts, _FINE) if ordered else counts, ordered, resolution)
     least = LEAST_EXPECTED * totals.sum() / totals.min()
-    return distance, _chi_square(_merged(counts, _COARSE if ordered else np.inf, least))
+    counts = _merged(counts, _COARSE if ordered else np.inf, least)
+    return distance, float(stats.chi2_contingency(counts, correction=False).pvalue) if counts.shape[1] > 1 else 1.0
 
 
 def _aligned(reference: np.ndarray | Counts, new: np.ndarray | Counts) -> np.ndarray:
@@ -211,13 +197,6 @@ def _merged(counts: np.ndarray, most: float, least: float = 1.0) -> np.ndarray:
     return merged
 
 
-def _chi_square(counts: np.ndarray) -> float:
-    """Return the p-value of the chi-square test of bins [2, B]; 1 for one bin."""
-    from scipy import stats
-
-    return float(stats.chi2_contingency(counts, correction=False).pvalue) if counts.shape[1] > 1 else 1.0
-
-
 def _permuted(counts: np.ndarray, ordered: bool, resolution: float) -> float:
     """Return the p-value of the permutation test of bins [2, B], of which the smaller sample is drawn."""
     both = counts.sum(0)
@@ -229,11 +208,9 @@ def _permuted(counts: np.ndarray, ordered: bool, resolution: float) -> float:
     weights = both / (middle * (1 - middle) - both / (4 * total))
 
     def statistic(drawn: np.ndarray) -> np.ndarray:
-        if not ordered:
-            value: np.ndarray = np.square(drawn - number * both / total) @ (1 / both)
-            return value
         shares = (np.cumsum(drawn, -1) - drawn / 2) / number
-        value = np.square(shares - middle) @ weights
+        pearson = np.square(drawn - number * both / total) @ (1 / both)
+        value: np.ndarray = np.square(shares - middle) @ weights if ordered else pearson
         return value
 
     limit, rng = float(statistic(smaller)) * (1 - 1e-9), np.random.default_rng(0)
@@ -257,9 +234,7 @@ def least_p_value(reference: np.ndarray, number: int) -> float:
     the reference [B]. With fewer than `FEW` examples in a sample it is one in a million at least, from the number of
     permutations.
     """
-    from scipy.special import gammaln
-
-    log = lambda count: gammaln(count + number + 1) - gammaln(count + 1)
+    log = lambda count: special.gammaln(count + number + 1) - special.gammaln(count + 1)
     least = float(np.exp(log(np.min(reference)) - log(np.sum(reference))))
     return max(least, 1 / (1 + _MOST_PERMUTATIONS)) if min(number, np.sum(reference)) < FEW else least
 
@@ -269,8 +244,7 @@ def drifts(tests: Sequence[tuple[str, float, float]], level: float = 0.01, least
 
     Tests are (name, distance, p-value); `least` are the smallest p-values that they could have had. Source: Holm 1979.
     """
-    if not 0 < level < 1:
-        raise InvalidArgument(f"level is {level}, but must be between 0 and 1.")
+    check_share(level, "level")
     order = np.argsort([p for _, _, p in tests], kind="stable")
     adjusted = np.ones(len(tests))
     largest = 0.0

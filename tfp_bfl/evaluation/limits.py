@@ -14,12 +14,7 @@ import tensorflow as tf
 from scipy import optimize, special, stats
 
 from tfp_bfl.errors import SOFTMAX_TEMPERATURES, InvalidArgument, check_count, check_number
-from tfp_bfl.evaluation.metrics import (
-    check_batch,
-    correct,
-    of_classes,
-    to_tensor,
-)
+from tfp_bfl.evaluation.metrics import check_batch, correct, of_classes, to_tensor
 from tfp_bfl.evaluation.unusual import check_scores
 
 _TINY = np.finfo(np.float32).tiny
@@ -117,11 +112,11 @@ def abstention_limit(
 
         BetaInv(1 - delta; k + 1, m - k) <= 1 - a                   the Clopper-Pearson bound of the risk
 
-    Sources: selective classification with guaranteed risk, Geifman & El-Yaniv 2017 (arXiv:1705.08500); their bisection
-    stops where few are kept, so all are tried, as Angelopoulos et al. 2021 (arXiv:2110.01052) test limits.
-
     Either a or the coverage is given. A confidence of 0 asks for no more than the accuracy on the held-out examples
     themselves. `NoThreshold` holds the highest accuracy that can be promised where no threshold has a.
+
+    Sources: selective classification with guaranteed risk, Geifman & El-Yaniv 2017 (arXiv:1705.08500); their bisection
+    stops where few are kept, so all are tried, as Angelopoulos et al. 2021 (arXiv:2110.01052) test limits.
 
     Example:
       >>> sure = np.random.default_rng(0).uniform(0.5, 1, 200)
@@ -131,9 +126,7 @@ def abstention_limit(
       0.5
     """
     if (accuracy is None) == (coverage is None):
-        raise InvalidArgument(
-            "Give either the accuracy that accepted predictions must have, or the coverage, and not both."
-        )
+        raise InvalidArgument("Give either the accuracy of accepted predictions, or the coverage, and not both.")
     check_share(confidence, "confidence", zero=True)
     curve = risk_coverage(probabilities, labels, uncertainty)
     if coverage is not None:
@@ -143,17 +136,24 @@ def abstention_limit(
     check_share(accuracy, "accuracy")
     number = len(check_scores(uncertainty, "uncertainty"))
     tried = [int(np.argmax(curve.coverage >= i / _TRIES - _ROUNDING)) for i in range(1, _TRIES + 1)]
-    bounds = {j: _bound(curve, j, number, confidence) for j in (tried if confidence else range(len(curve.limit)))}
+
+    def bound(j: int) -> float:
+        """Return an upper bound of the risk below the j-th limit."""
+        answered = round(curve.coverage[j] * number)
+        mistakes = round(curve.risk[j] * answered)
+        if confidence == 0 or mistakes == answered:
+            return float(curve.risk[j])
+        return float(stats.beta.ppf(1 - (1 - confidence) / _TRIES, mistakes + 1, answered - mistakes))
+
+    bounds = {j: bound(j) for j in (tried if confidence else range(len(curve.limit)))}
     best = max((j for j, risk in bounds.items() if risk <= 1 - accuracy), default=-1)
     if best < 0:
         safest = min(bounds, key=lambda j: (bounds[j], -j))
         promise = Promise(math.floor(1e3 * (1 - bounds[safest])) / 1e3, _limit(curve, safest))
-        raise NoThreshold(
-            f"No abstention threshold has accuracy {accuracy:g} with confidence {confidence:g}: these {number} "
-            f"held-out examples support at most {promise.at_least:g}, at coverage {promise.limit.coverage:.0%}; lower "
-            "the accuracy or the confidence, or hold out more examples.",
-            promise,
-        )
+        what = f"No abstention threshold has accuracy {accuracy:g} with confidence {confidence:g}"
+        most = f"support at most {promise.at_least:g}, at coverage {promise.limit.coverage:.0%}"
+        advice = "lower the accuracy or the confidence, or hold out more examples"
+        raise NoThreshold(f"{what}: these {number} held-out examples {most}; {advice}.", promise)
     return _limit(curve, best)
 
 
@@ -203,17 +203,6 @@ def at_temperature(probabilities: object, temperature: float) -> np.ndarray:
     return found
 
 
-def _bound(curve: RiskCoverage, j: int, number: int, confidence: float) -> float:
-    """Return an upper bound of the risk below the j-th limit."""
-    if confidence == 0:
-        return float(curve.risk[j])
-    answered = round(curve.coverage[j] * number)
-    mistakes = round(curve.risk[j] * answered)
-    if mistakes == answered:
-        return 1.0
-    return float(stats.beta.ppf(1 - (1 - confidence) / _TRIES, mistakes + 1, answered - mistakes))
-
-
 def _limit(curve: RiskCoverage, j: int) -> Limit:
     return Limit(float(curve.limit[j]), float(curve.coverage[j]), float(1 - curve.risk[j]))
 
@@ -256,9 +245,14 @@ def retention_curve(
       [1.   1.   1.   1.   1.   1.   0.86 0.75]
     """
     num_points = check_count(num_points, "num_points")
-    uncertainty = _check_uncertainty(uncertainty, probabilities)
-    dtype = probabilities.dtype
-
+    tensor, dtype = to_tensor(uncertainty, "uncertainty values"), probabilities.dtype
+    if not (tensor.dtype.is_floating or tensor.dtype.is_integer):
+        raise InvalidArgument(f"The uncertainty values must be numbers, not {tensor.dtype.name}.")
+    check_batch(tensor, probabilities, "uncertainty values")
+    values = tf.get_static_value(tensor)
+    if values is not None and not np.all(np.isfinite(values)):
+        raise InvalidArgument("The uncertainty values must be finite, but they hold NaN or infinity.")
+    uncertainty = tf.cast(tensor, tf.float64)
     order = tf.argsort(uncertainty)
     hits = tf.gather(tf.cast(correct(probabilities, labels), tf.float64), order)
     # Examples of equal uncertainty form one block, in which every example counts with the block's accuracy.
@@ -278,17 +272,6 @@ def retention_curve(
     return RetentionCurve(tf.cast(retained, dtype), tf.cast(tf.clip_by_value(accuracy, 0.0, 1.0), dtype))
 
 
-def _check_uncertainty(uncertainty: object, probabilities: tf.Tensor) -> tf.Tensor:
-    tensor = to_tensor(uncertainty, "uncertainty values")
-    if not (tensor.dtype.is_floating or tensor.dtype.is_integer):
-        raise InvalidArgument(f"The uncertainty values must be numbers, not {tensor.dtype.name}.")
-    check_batch(tensor, probabilities, "uncertainty values")
-    values = tf.get_static_value(tensor)
-    if values is not None and not np.all(np.isfinite(values)):
-        raise InvalidArgument("The uncertainty values must be finite, but they hold NaN or infinity.")
-    return tf.cast(tensor, tf.float64)
-
-
 def area_under_retention_curve(curve: RetentionCurve) -> tf.Tensor:
     """Compute sum_i accuracy_i (retained_i - retained_i-1), the mean height of a retention curve over the fractions.
 
@@ -304,9 +287,7 @@ def area_under_retention_curve(curve: RetentionCurve) -> tf.Tensor:
     retained = to_tensor(curve.retained, "curve's shares")
     accuracy = to_tensor(curve.accuracy, "curve's accuracies")
     if retained.shape.rank != 1 or not retained.shape.is_compatible_with(accuracy.shape) or 0 in retained.shape:
-        raise InvalidArgument(
-            f"The curve must hold two tensors of one shape [P], not {retained.shape} and {accuracy.shape}."
-        )
+        raise InvalidArgument(f"A curve holds two tensors of one shape [P], not {retained.shape} and {accuracy.shape}.")
     widths = retained - tf.concat([tf.zeros_like(retained[:1]), retained[:-1]], axis=0)
     return tf.reduce_sum(widths * accuracy)
 

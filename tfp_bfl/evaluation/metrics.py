@@ -28,52 +28,34 @@ def check_probabilities(probabilities: object, shape: str = "[B, C]") -> tf.Tens
     """
     tensor = to_tensor(probabilities, "probabilities")
     if tensor.dtype not in (tf.float32, tf.float64):
-        raise InvalidArgument(
-            f"The probabilities must be float32 or float64, not {tensor.dtype.name}: cast them first."
-        )
-    axes = shape.strip("[]").split(", ")
+        raise InvalidArgument(f"The probabilities must be float32 or float64, not {tensor.dtype.name}: cast them.")
     if tensor.shape.rank is None:
         return tensor
-    if tensor.shape.rank != len(axes):
-        raise InvalidArgument(
-            f"The probabilities must have the shape {shape}, not {tensor.shape} of rank {tensor.shape.rank}."
-        )
+    if tensor.shape.rank != shape.count(",") + 1:
+        raise InvalidArgument(f"The probabilities must have the shape {shape}, not {tensor.shape}.")
     if tensor.shape[-1] is not None and tensor.shape[-1] < 2:
-        raise InvalidArgument(
-            f"The probabilities must have at least two classes on their last axis, not {tensor.shape[-1]}: "
-            f"give a binary model's output as the pair (1 - p, p)."
-        )
+        raise InvalidArgument("The probabilities must be of two classes at least: of a binary model give (1 - p, p).")
     if tensor.shape[0] == 0:
-        raise InvalidArgument(f"The probabilities {shape} must have at least one entry on the axis {axes[0]}.")
+        raise InvalidArgument(f"The probabilities {shape} must have at least one entry on the axis {shape[1]}.")
     values = tf.get_static_value(tensor)
-    if values is not None:
-        _check_values(values)
-    return tensor
-
-
-def _check_values(values: np.ndarray) -> None:
+    if values is None or not values.size:
+        return tensor
     if not np.all(np.isfinite(values)):
         raise InvalidArgument("The probabilities must be finite, but they hold NaN or infinity.")
-    low, high = (values.min(), values.max()) if values.size else (0.0, 1.0)
+    low, high = values.min(), values.max()
     if low < 0.0 or high > 1.0 + _SUM_TOLERANCE:
-        raise InvalidArgument(
-            f"The probabilities must lie in [0, 1], not [{low:.4g}, {high:.4g}]: logits need a softmax."
-        )
-    error = np.abs(values.sum(axis=-1) - 1.0)
-    if error.size and error.max() > _SUM_TOLERANCE:
-        raise InvalidArgument(
-            f"The probabilities of each example must sum to 1 within {_SUM_TOLERANCE:g} over the last axis, "
-            f"but one sum is off by {error.max():.4g}."
-        )
+        raise InvalidArgument(f"The probabilities lie in [{low:.4g}, {high:.4g}], not [0, 1]: logits need a softmax.")
+    error = np.abs(values.sum(axis=-1) - 1.0).max()
+    if error > _SUM_TOLERANCE:
+        raise InvalidArgument(f"The probabilities of each example must sum to 1, but one sum is off by {error:.4g}.")
+    return tensor
 
 
 def check_labels(labels: object, probabilities: tf.Tensor) -> tf.Tensor:
     """Return `labels` as an int64 tensor [B] of class numbers that fits `probabilities` [B, C]."""
     tensor = to_tensor(labels, "labels")
     if not tensor.dtype.is_integer:
-        raise InvalidArgument(
-            f"The labels must be integers, not {tensor.dtype.name}: take the argmax of one-hot labels."
-        )
+        raise InvalidArgument(f"The labels must be integers, not {tensor.dtype.name}: give the argmax of one-hot.")
     check_batch(tensor, probabilities, "labels")
     values = tf.get_static_value(tensor)
     num_classes = probabilities.shape[-1] if probabilities.shape.rank is not None else None
@@ -91,21 +73,17 @@ def check_batch(tensor: tf.Tensor, probabilities: tf.Tensor, what: str) -> None:
     if tensor.shape.rank != 1:
         raise InvalidArgument(f"The {what} must have the shape [B], not {tensor.shape}.")
     if probabilities.shape.rank is not None and not tensor.shape.is_compatible_with(probabilities.shape[:1]):
-        raise InvalidArgument(
-            f"The {what} must be as many as the rows of the probabilities, {probabilities.shape[0]}, "
-            f"but they are {tensor.shape[0]}."
-        )
+        rows = probabilities.shape[0]
+        raise InvalidArgument(f"The {what} must be as many as the probabilities, {rows}, but are {tensor.shape[0]}.")
 
 
 def to_tensor(value: object, what: str) -> tf.Tensor:
     """Return `value` as a tensor."""
     try:
-        tensor = tf.convert_to_tensor(value)
+        return tf.convert_to_tensor(value)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(
-            f"The {what} must be a tensor or an array of numbers, which this {type(value).__name__} is not."
-        ) from error
-    return tensor
+        kind = type(value).__name__
+        raise InvalidArgument(f"The {what} must be a tensor or an array of numbers, not this {kind}.") from error
 
 
 def of_classes(
@@ -249,8 +227,6 @@ def total_variation(probabilities: Any, reference: Any) -> tf.Tensor:
 def _pair(probabilities: Any, reference: Any) -> tuple[tf.Tensor, tf.Tensor]:
     probabilities, reference = check_probabilities(probabilities), check_probabilities(reference)
     if probabilities.shape != reference.shape:
-        raise InvalidArgument(
-            f"The predictions have the shapes {probabilities.shape} and {reference.shape}, but must be of the same "
-            "examples and classes."
-        )
+        shapes = f"{probabilities.shape} and {reference.shape}"
+        raise InvalidArgument(f"The predictions have the shapes {shapes}, but must be of the same examples.")
     return probabilities, reference

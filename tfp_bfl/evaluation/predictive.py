@@ -16,13 +16,7 @@ from tfp_bfl.data.checks import checked_features
 from tfp_bfl.errors import InvalidArgument, check_count, check_counts, lookup
 from tfp_bfl.evaluation.classification import auroc, expected_calibration_error, maximum_calibration_error
 from tfp_bfl.evaluation.decomposition import decompose_entropy, summarise
-from tfp_bfl.evaluation.metrics import (
-    accuracy,
-    brier_score,
-    macro_precision,
-    macro_recall,
-    negative_log_likelihood,
-)
+from tfp_bfl.evaluation.metrics import accuracy, brier_score, macro_precision, macro_recall, negative_log_likelihood
 from tfp_bfl.layers import MCDropout, as_floats, sampling
 from tfp_bfl.models import check_keras_2, in_bfloat16
 from tfp_bfl.weights import MemberSampling, WeightSampling, layout, num_members, weight_sampling
@@ -32,6 +26,11 @@ PRECISIONS = {
     "bfloat16": "its layers in bfloat16, for processors with it; logits, softmax and all scores in float32",
 }
 
+_SCORES: dict[str, Callable[[Any, Any], Any]] = {
+    **{"accuracy": accuracy, "test_nll": negative_log_likelihood, "ece": expected_calibration_error},
+    **{"mce": maximum_calibration_error, "brier": brier_score, "macro_recall": macro_recall},
+    **{"macro_precision": macro_precision, "auroc": auroc},
+}
 # Of a sample's probabilities: float32, held twice for a moment.
 _BYTES = 8
 _SHARE = 0.5
@@ -176,22 +175,11 @@ def evaluate(
     for probabilities in sampled_batches(draw, model, features, num_samples, seed, batch_size, precision):
         parts.append((*summarise(probabilities), decompose_entropy(probabilities).mutual_information))
     mean, entropy, aleatoric, epistemic, information = (np.concatenate(part) for part in zip(*parts))
-    area = auroc(mean, labels)
-    metrics = {
-        "accuracy": accuracy(mean, labels),
-        "test_nll": negative_log_likelihood(mean, labels),
-        "ece": expected_calibration_error(mean, labels),
-        "mce": maximum_calibration_error(mean, labels),
-        "brier": brier_score(mean, labels),
-        "macro_recall": macro_recall(mean, labels),
-        "macro_precision": macro_precision(mean, labels),
-        **({} if area is None else {"auroc": area}),
-        "entropy": entropy.mean(),
-        "aleatoric": aleatoric.mean(),
-        "epistemic": epistemic.mean(),
-        "mutual_information": information.mean(),
-    }
-    return Evaluation({k: float(v) for k, v in metrics.items()}, mean, entropy, aleatoric, epistemic, information)
+    metrics = {name: score(mean, labels) for name, score in _SCORES.items()}
+    parts_of = {"entropy": entropy, "aleatoric": aleatoric, "epistemic": epistemic, "mutual_information": information}
+    metrics |= {name: part.mean() for name, part in parts_of.items()}
+    numbers = {name: float(x) for name, x in metrics.items() if x is not None}
+    return Evaluation(numbers, mean, entropy, aleatoric, epistemic, information)
 
 
 def evaluator(features: Any, labels: Any, **options: Any) -> Callable[[keras.Model], dict[str, float]]:
@@ -204,10 +192,8 @@ def _drawing(model: keras.Model, linearised: bool) -> Callable[..., tf.Tensor]:
     if not isinstance(model, keras.Model):
         raise InvalidArgument(f"model comes before the features: a Keras model, and here is a {type(model).__name__}.")
     if linearised and weight_sampling(model) is None:
-        raise InvalidArgument(
-            "Linearised predictions require a posterior over point weights, such as algorithms.laplace finds, and the "
-            "model has none: leave linearised out."
-        )
+        posterior = "a posterior over point weights, such as algorithms.laplace finds"
+        raise InvalidArgument(f"Linearised predictions require {posterior}, and the model has none.")
     return linearised_probabilities if linearised else draw_probabilities
 
 
@@ -234,9 +220,7 @@ def sampled_batches(
         check_num_samples(num_samples, min(batch_size, len(features)), model.output_shape[-1])
     members = num_members(model)
     if num_samples < members:
-        raise InvalidArgument(
-            f"num_samples is {num_samples}, but the ensemble has {members} members: ask for a sample of each at least."
-        )
+        raise InvalidArgument(f"num_samples is {num_samples}, but the ensemble has {members} members: give that many.")
     seeds = sample_seeds(seed, num_samples if is_stochastic(model) else 1)
     traced = _traced(draw, in_bfloat16(model) if precision == "bfloat16" else model)
     for start in range(0, len(features), batch_size):
@@ -249,10 +233,8 @@ def check_num_samples(num_samples: int, num_examples: int, num_classes: int) -> 
     of_one = _BYTES * max(1, num_examples * num_classes)
     most = max(1, int(_SHARE * psutil.virtual_memory().available / of_one))
     if num_samples > most:
-        raise InvalidArgument(
-            f"num_samples is {num_samples}; predictions of {num_examples} examples at once take "
-            f"{num_samples * of_one / 2**30:,.0f} GiB: take at most {most} here."
-        )
+        take = f"predictions of {num_examples} examples at once take {num_samples * of_one / 2**30:,.0f} GiB"
+        raise InvalidArgument(f"num_samples is {num_samples}; {take}: take at most {most} here.")
 
 
 def evaluate_permuted(
@@ -273,9 +255,7 @@ def permuted_stddevs(model: keras.Model, seed: int = 0) -> Iterator[None]:
     """Permute the standard deviations of each variational weight tensor of the model inside the block."""
     weights = layout(model).variational
     if not weights:
-        raise InvalidArgument(
-            f"The model {model.name!r} has no variational weights, and so no standard deviations to permute."
-        )
+        raise InvalidArgument(f"The model {model.name!r} has no variational weights: there is nothing to permute.")
     before = [tf.identity(w.scale) for w in weights]
     try:
         for number, w in enumerate(weights):

@@ -154,10 +154,8 @@ def _check_mixture(means: object, variances: object, labels: object, zero: bool 
     """Return means and variances [S, B] and labels [B] in float64; variances may be 0 with `zero`."""
     means, variances, labels = (np.asarray(x, np.float64) for x in (means, variances, labels))
     if means.ndim != 2 or means.shape != variances.shape or labels.shape != means.shape[1:] or not len(means):
-        raise InvalidArgument(
-            f"means and variances must be of shape [S, B] and labels [B], but they are {list(means.shape)}, "
-            f"{list(variances.shape)} and {list(labels.shape)}."
-        )
+        shapes = f"{list(means.shape)}, {list(variances.shape)} and {list(labels.shape)}"
+        raise InvalidArgument(f"means and variances must be of shape [S, B] and labels [B], but they are {shapes}.")
     if not all(np.isfinite(x).all() for x in (means, variances, labels)):
         raise InvalidArgument("means, variances and labels must be finite, but hold NaN or infinity.")
     if np.any(variances < 0) or (not zero and not np.all(variances)):
@@ -202,16 +200,14 @@ def evaluate_regression(
     of `Source.target`, and the results are in the units of y. Other arguments are as of `evaluate`.
     """
     if model.output_shape[-1] != 2:
-        raise InvalidArgument(
-            f"The model gives {model.output_shape[-1]} outputs, but to regress it must give two: mean and log variance."
-        )
+        raise InvalidArgument(f"The model gives {model.output_shape[-1]} outputs, but must give mean and log variance.")
     check_number(scale, "scale", within=_SCALES)
     if not math.isfinite(shift):
         raise InvalidArgument(f"shift is {shift}, but must be finite.")
     truth = np.asarray(labels, np.float32)
     if truth.shape != (len(features),):
         raise InvalidArgument(
-            f"labels have the shape {list(truth.shape)}, but must be one for each of the {len(features)} examples."
+            f"labels have shape {list(truth.shape)}, but must be one for each of the {len(features)}."
         )
     # In standardised units: float32 has no digits left for a number far from zero.
     parts: list[tuple[Any, ...]] = []

@@ -10,6 +10,7 @@ import numpy as np
 from scipy import stats
 
 from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.evaluation.limits import check_share
 
 
 class Repeats(NamedTuple):
@@ -63,11 +64,8 @@ def paired_difference(first: Sequence[float], second: Sequence[float], confidenc
     """
     a, b = _finite(first), _finite(second)
     if len(a) != len(b) or len(a) < 2:
-        raise InvalidArgument(
-            f"A paired difference needs scores of the same two seeds or more, but there are {len(a)} and {len(b)}."
-        )
-    if not 0 < confidence < 1:
-        raise InvalidArgument(f"confidence is {confidence}, but must be between 0 and 1.")
+        raise InvalidArgument(f"Paired scores must be of the same two seeds or more, not {len(a)} and {len(b)}.")
+    check_share(confidence, "confidence")
     differences = a - b
     mean, stddev = float(differences.mean()), float(differences.std(ddof=1))
     half = float(stats.t.ppf((1 + confidence) / 2, len(a) - 1)) * stddev / math.sqrt(len(a))

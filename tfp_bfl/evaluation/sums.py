@@ -60,8 +60,7 @@ def score_sums(evaluation: Evaluation, labels: object) -> Sums:
     sums: dict[str, Any] = {
         **{f"label_{c}": own.sum() for c, own in enumerate(of_labels)},
         **{f"correct_{c}": (own & right).sum() for c, own in enumerate(of_labels)},
-        "count": number,
-        "correct": right.sum(),
+        **{"count": number, "correct": right.sum()},
         "nll": number * float(negative_log_likelihood(evaluation.probabilities, labels)),
         "brier": number * float(brier_score(evaluation.probabilities, labels)),
         **{name: getattr(evaluation, name).astype(np.float64).sum() for name in ("entropy", "aleatoric", "epistemic")},
@@ -105,32 +104,26 @@ def add_sums(parts: Sequence[Mapping[str, np.ndarray]]) -> Sums:
 
 def check_sums(sums: Mapping[str, np.ndarray], most: float) -> None:
     """Raise InvalidArgument for sums that no site of at most so many examples can have."""
+    count = sums["count"]
     if is_of_numbers(sums):
-        count, square = sums["count"], sums["square"]
-        if not (
-            0 < count <= most
-            and all(np.all(sums[name] >= 0) for name in NUMBER_SUMS if name != "nll")
+        square = sums["square"]
+        fits = (
+            all(np.all(sums[name] >= 0) for name in NUMBER_SUMS if name != "nll")
             and sums["covered"] <= count * (1 + 1e-6)
             and square**2 * (1 - 1e-4) <= count * sums["fourth"] <= count * square**2 * (1 + 1e-4)
             and abs(sums["errors"].sum() - count) < 1e-3
-        ):
-            raise InvalidArgument(f"Its scores are not sums over 1 to {most:g} examples.")
-        return
-    count = sums["count"]
-    shares = [sums[name] for name in ("correct", "entropy")] + [sums["brier"] / 2]
-    counts = [sums["bin_count"].sum(), sums["kept_count"].sum()]
-    by_label = [sums[f"label_{c}"] - sums[f"correct_{c}"] for c in range(2)]
-    totals = [sum(float(sums[f"{name}_{c}"]) for c in range(2)) for name in ("label", "correct")]
-    parts = [sums[f"{name}_correct"] <= sums[f"{name}_count"] + 1e-6 for name in ("bin", "kept")]
-    if not (
-        0 < count <= most
-        and all((sums[name] >= 0).all() for name in SUMS)
-        and all(x <= count * (1 + 1e-4) + 1e-6 for x in shares)
-        and all(abs(x - count) < 1e-3 for x in counts)
-        and all(part.all() for part in parts)
-        and all(wrong >= -1e-6 for wrong in by_label)
-        and (not totals[0] or (abs(totals[0] - count) < 1e-3 and abs(totals[1] - sums["correct"]) < 1e-3))
-    ):
+        )
+    else:
+        totals = [sum(float(sums[f"{name}_{c}"]) for c in range(2)) for name in ("label", "correct")]
+        fits = (
+            all((sums[name] >= 0).all() for name in SUMS)
+            and all(x <= count * (1 + 1e-4) + 1e-6 for x in (sums["correct"], sums["entropy"], sums["brier"] / 2))
+            and all(abs(sums[f"{name}_count"].sum() - count) < 1e-3 for name in ("bin", "kept"))
+            and all((sums[f"{name}_correct"] <= sums[f"{name}_count"] + 1e-6).all() for name in ("bin", "kept"))
+            and all(sums[f"label_{c}"] - sums[f"correct_{c}"] >= -1e-6 for c in range(2))
+            and (not totals[0] or (abs(totals[0] - count) < 1e-3 and abs(totals[1] - sums["correct"]) < 1e-3))
+        )
+    if not (0 < count <= most and fits):
         raise InvalidArgument(f"Its scores are not sums over 1 to {most:g} examples.")
 
 
@@ -191,8 +184,8 @@ Row = dict[str, Any]
 
 
 def client_scores(
-    predictions: object,
-    labels: object,
+    predictions: Any,
+    labels: Any,
     clients: object,
     *,
     covered: Array | None = None,
@@ -228,12 +221,21 @@ def client_scores(
     owners = as_text(np.asarray(clients, object).tolist())
     every = {name: k for k, name in enumerate(dict.fromkeys([*as_text(names), *owners.tolist()]))}
     place = np.array([every[name] for name in owners.tolist()], np.int64)
-    columns = _columns(predictions, labels, losses)
+    columns: dict[str, np.ndarray] = {} if losses is None else {"nll": np.asarray(losses, np.float64)}
+    if np.ndim(predictions) == 1:
+        errors = np.asarray(predictions, np.float64) - np.asarray(labels, np.float64)
+        columns |= {"square": errors**2, "fourth": errors**4, "errors": error_bins(errors)}
+        columns.setdefault("nll", np.full(len(errors), np.nan))
+    else:
+        tensor = check_probabilities(predictions)
+        true = check_labels(labels, tensor).numpy()
+        columns["correct"] = (tensor.numpy().argmax(-1) == true).astype(np.float64)
+        columns.setdefault("nll", nll_of_classes(tensor.numpy(), true))
+        for c in range(2) if tensor.shape[1] == 2 else ():
+            columns |= {f"label_{c}": (true == c).astype(np.float64), f"correct_{c}": columns["correct"] * (true == c)}
     columns |= {} if covered is None else {"covered": np.asarray(covered, np.float64)}
     if any(x.shape != place.shape for x in columns.values()):
-        raise InvalidArgument(
-            f"There are {len(place)} clients for {len(columns['nll'])} rows: name the client of each row."
-        )
+        raise InvalidArgument(f"There are {len(place)} clients for {len(columns['nll'])} rows: name one for each row.")
     bins, columns["count"] = columns.pop("errors", None), np.ones(len(place))
     totals: dict[str, np.ndarray] = {name: np.bincount(place, x, len(every)) for name, x in columns.items()}
     if bins is not None:
@@ -243,29 +245,17 @@ def client_scores(
     return scores_of_sums({name: {key: x[k] for key, x in totals.items()} for name, k in every.items()})
 
 
-def _columns(predictions: Any, labels: Any, losses: Array | None) -> dict[str, np.ndarray]:
-    """Return the summands of each row."""
-    if np.ndim(predictions) == 1:
-        nll = np.full(len(predictions), np.nan) if losses is None else np.asarray(losses, np.float64)
-        errors = np.asarray(predictions, np.float64) - np.asarray(labels, np.float64)
-        return {"square": errors**2, "fourth": errors**4, "errors": error_bins(errors), "nll": nll}
-    tensor = check_probabilities(predictions)
-    true = check_labels(labels, tensor).numpy()
-    right = (tensor.numpy().argmax(-1) == true).astype(np.float64)
-    nll = nll_of_classes(tensor.numpy(), true) if losses is None else np.asarray(losses, np.float64)
-    found = {"correct": right, "nll": nll}
-    if tensor.shape[1] == 2:
-        for c in range(2):
-            found |= {f"label_{c}": (true == c).astype(np.float64), f"correct_{c}": right * (true == c)}
-    return found
-
-
 def scores_of_sums(sums: Mapping[str, Mapping[str, Any]]) -> list[Row]:
     """Compute the rows of `client_scores` from sums over each client's rows, those of `score_sums` or `number_sums`:
     client -> "count", "nll" and "correct" or the sums of errors; where known "covered", and both classes' numbers.
     """
     filled = {name: x for name, x in sums.items() if x["count"]}
-    large = _large(filled) if any("errors" in x for x in filled.values()) else {}
+    large: dict[str, float] = {}
+    if any("errors" in x for x in filled.values()):  # Those above the upper quartile, to the nearest edge of the bins.
+        errors = {name: np.asarray(x["errors"], np.float64) for name, x in filled.items()}
+        total = np.sum([*errors.values()], 0)
+        edge = int(np.argmin(np.abs((total.sum() - np.cumsum(total)) / total.sum() - _LARGE)))
+        large = {name: float(x[edge + 1 :].sum()) for name, x in errors.items()}
     p_values = different_proportions(
         {name: (x["count"] - large[name] if large else x["correct"], x["count"]) for name, x in filled.items()}, LEVEL
     )
@@ -283,7 +273,12 @@ def _scores(sums: Mapping[str, Any]) -> Row:
     if "correct" in sums:
         found |= _proportion("accuracy", sums["correct"], count)
     else:
-        found |= _rmse(float(sums["square"]), sums.get("fourth"), count)
+        mean = float(sums["square"]) / count
+        found["rmse"] = mean**0.5
+        if sums.get("fourth") is not None and count >= 2:
+            variance = max(float(sums["fourth"]) / count - mean**2, 0) / (count - 1)
+            half = stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1) * variance**0.5
+            found |= {"rmse_low": max(mean - half, 0.0) ** 0.5, "rmse_high": float((mean + half) ** 0.5)}
     for name, c in (("sensitivity", 1), ("specificity", 0)):
         if sums.get(f"label_{c}"):
             found |= _proportion(name, sums[f"correct_{c}"], sums[f"label_{c}"])
@@ -295,25 +290,6 @@ def _scores(sums: Mapping[str, Any]) -> Row:
 def _proportion(name: str, count: Any, number: Any) -> Row:
     low, high = proportion_interval(round(float(count)), round(float(number)), _CONFIDENCE)
     return {name: float(count) / float(number), f"{name}_low": low, f"{name}_high": high}
-
-
-def _rmse(square: float, fourth: Array | None, count: float) -> Row:
-    mean = square / count
-    if fourth is None or count < 2:
-        return {"rmse": mean**0.5}
-    half = (
-        stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1) * (max(float(fourth) / count - mean**2, 0) / (count - 1)) ** 0.5
-    )
-    return {"rmse": mean**0.5, "rmse_low": max(mean - half, 0.0) ** 0.5, "rmse_high": float((mean + half) ** 0.5)}
-
-
-def _large(sums: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return the number of each client's errors above the upper quartile of all, to the nearest edge of the bins."""
-    every = {name: np.asarray(x["errors"], np.float64) for name, x in sums.items()}
-    total = np.sum([*every.values()], 0)
-    above = total.sum() - np.cumsum(total)
-    edge = int(np.argmin(np.abs(above / total.sum() - _LARGE)))
-    return {name: float(x[edge + 1 :].sum()) for name, x in every.items()}
 
 
 def client_warnings(rows: Sequence[Row]) -> list[str]:
@@ -334,11 +310,9 @@ def client_warnings(rows: Sequence[Row]) -> list[str]:
         is_number = "rmse" in tested[0]
         test = "errors above the upper quartile of all" if is_number else "right predictions"
         more = f"; and {len(below) - _MOST_NAMES} more" if len(below) > _MOST_NAMES else ""
-        warnings.append(
-            f"On its own test rows a client is significantly {'above' if is_number else 'below'} all others: "
-            f"{'; '.join(below[:_MOST_NAMES])}{more} (two-sided Fisher's exact test of the {test}, Bonferroni's "
-            f"correction for {len(tested)} clients)."
-        )
+        what = f"a client is significantly {'above' if is_number else 'below'} all others"
+        by = f"two-sided Fisher's exact test of the {test}, Bonferroni's correction for {len(tested)} clients"
+        warnings.append(f"On its own test rows {what}: {'; '.join(below[:_MOST_NAMES])}{more} ({by}).")
     for _, (_, times, sentence) in compared:
         if times >= _FEW_TIMES:
             asked = "are the labels of one of both" if len(tested) == _PAIR else "are its labels"
@@ -356,8 +330,6 @@ def _against(row: Row, others: Sequence[Row]) -> tuple[bool, float, str]:
     is_worse = row["large_errors"] > mean("large_errors") if score == "RMSE" else row[name] < mean(name)
     low, high = sorted((row[name], mean(name, power)))
     ends = f" [{row[f'{name}_low']:{form}}, {row[f'{name}_high']:{form}}]" if f"{name}_low" in row else ""
-    sentence = (
-        f"{row['client']}, {score} {row[name]:{form}}{ends} of {row['n']:,} rows, others {mean(name, power):{form}}, "
-        f"p = {row['p_value']:.1g}"
-    )
+    own = f"{row['client']}, {score} {row[name]:{form}}{ends} of {row['n']:,} rows"
+    sentence = f"{own}, others {mean(name, power):{form}}, p = {row['p_value']:.1g}"
     return is_worse, high / low if low else math.inf, sentence

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from scipy import optimize, stats
 
 from tfp_bfl import keras
 from tfp_bfl.data import ClientData
@@ -61,11 +62,8 @@ def out_of_distribution(scores_in: object, scores_out: object) -> OutOfDistribut
     together = np.concatenate(scores)
     # The largest score that leaves 5 % of those from elsewhere below at most.
     limit = np.sort(scores[1])[int(np.floor((1 - CAUGHT) * len(scores[1]) + 1e-9))]
-    return OutOfDistribution(
-        float(roc_auc_score(is_out, together)),
-        float(average_precision_score(is_out, together, pos_label=1)),
-        float(np.mean(scores[0] >= limit)),
-    )
+    auroc, aupr = roc_auc_score(is_out, together), average_precision_score(is_out, together, pos_label=1)
+    return OutOfDistribution(float(auroc), float(aupr), float(np.mean(scores[0] >= limit)))
 
 
 def auroc_interval(auroc: float, num_in: int, num_out: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -80,8 +78,6 @@ def auroc_interval(auroc: float, num_in: int, num_out: int, confidence: float = 
       >>> print(np.round(bfl.evaluation.auroc_interval(0.9, 50, 50), 3))
       [0.816 0.946]
     """
-    from scipy import optimize, stats
-
     check_count(num_in, "num_in")
     check_count(num_out, "num_out")
     if not 0 <= auroc <= 1:
@@ -169,10 +165,8 @@ def penultimate(model: keras.Model) -> Callable[[tf.Tensor], tf.Tensor]:
         raise InvalidArgument(f"The model {model.name!r} is no functional or sequential model: it has no last layer.")
     features = layers[-1].get_input_at(0)
     if not isinstance(features.shape[-1], int) or features.shape[-1] > MOST_FEATURES:
-        raise InvalidArgument(
-            f"The last layer of {model.name!r} has inputs of shape {features.shape}, but at most {MOST_FEATURES:,} "
-            "features can be compared."
-        )
+        shape = f"The last layer of {model.name!r} has inputs of shape {features.shape}"
+        raise InvalidArgument(f"{shape}, but at most {MOST_FEATURES:,} features can be compared.")
     below = keras.Model(inner.inputs, features)
     axes = list(range(1, len(features.shape) - 1))
 
@@ -193,13 +187,8 @@ def feature_sums(features: np.ndarray, inputs: Any, labels: Any = None, num_clas
 
 def merge_feature_sums(a: FeatureSums, b: FeatureSums) -> FeatureSums:
     """Merge the sums of two clients, or of two groups of clients."""
-    return FeatureSums(
-        a.counts + b.counts,
-        a.totals + b.totals,
-        a.products + b.products,
-        np.minimum(a.low, b.low),
-        np.maximum(a.high, b.high),
-    )
+    counts, totals, products = (x + y for x, y in zip(a[:3], b[:3]))
+    return FeatureSums(counts, totals, products, np.minimum(a.low, b.low), np.maximum(a.high, b.high))
 
 
 def fit_unusual(
@@ -213,7 +202,6 @@ def fit_unusual(
     most 2 / (n + 1) where there are too few held-out examples for `false_alarms`.
 
     Args:
-      clients: of the model's training.
       held_out: features [n, ...] of examples on which nobody trained, drawn as the clients' examples.
       false_alarms: the probability of calling such an example unusual.
       num_classes: C; 0 for regression, where the model gives mean and log variance.
@@ -227,7 +215,16 @@ def fit_unusual(
         raise InvalidArgument(f"false_alarms is {false_alarms}, but must be between 0 and 1.")
     if not number:
         raise InvalidArgument("The threshold of unusual examples needs held-out examples, and there are none.")
-    features_of = _features_of(model)
+    below = penultimate(model)
+
+    @functools.partial(tf.function, autograph=False, reduce_retracing=True)
+    def batch(inputs: tf.Tensor) -> tf.Tensor:
+        with sampling("mean"):
+            return below(as_floats(inputs))
+
+    def features_of(examples: Any) -> np.ndarray:
+        starts = range(0, len(examples), BATCH_SIZE)
+        return np.concatenate([np.float64(batch(tf.constant(examples[i : i + BATCH_SIZE]))) for i in starts])
 
     def sums_of(k: int) -> FeatureSums:
         examples = clients.examples(k)
@@ -237,29 +234,19 @@ def fit_unusual(
     sums = (sums_of(k) for k in range(clients.num_clients) if clients.sizes[k])
     total = functools.reduce(merge_feature_sums, sums)
     means, root = _gaussians(total)
-    unfitted = Unusual(means, root, 1.0, total.low, total.high, 1.0, 1.0, 0)
-    return _with_thresholds(unfitted, *_parts(unfitted, features_of(held_out), held_out), false_alarms)
+    unfitted = Unusual(means, root, 1.0, total.low, total.high, math.inf, 1.0, 0)
+    parts = {"feature_limit": _distance(unfitted, tf.constant(features_of(held_out), tf.float32))}
+    if total.low.size:
+        parts["range_limit"] = _range(unfitted, tf.constant(held_out, tf.float32))
+    return _with_thresholds(unfitted, {name: x.numpy() for name, x in parts.items()}, false_alarms)
 
 
-def _parts(unusual: Unusual, features: np.ndarray, inputs: object) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the distances [n], and for tables the ranges [n], without their thresholds."""
-    distances = _distance(unusual, tf.constant(features, tf.float32)).numpy()
-    return distances, _range(unusual, tf.constant(inputs, tf.float32)).numpy() if unusual.low.size else None
-
-
-def _with_thresholds(
-    unusual: Unusual, distances: np.ndarray, ranges: np.ndarray | None, false_alarms: float
-) -> Unusual:
-    """Return the score with the thresholds of held-out examples' `_parts`, and their rate of false alarms."""
-    number, parts = len(distances), 1 if ranges is None else 2
-    place = math.ceil((number + 1) * (1 - false_alarms / parts) - 1e-9)
-    limit = lambda scores: max(float(np.sort(scores)[min(place, number) - 1]), 1e-6)
-    return unusual._replace(
-        feature_limit=limit(distances),
-        range_limit=math.inf if ranges is None else limit(ranges),
-        rate=min(parts * (number + 1 - min(place, number)) / (number + 1), 1.0),
-        number=number,
-    )
+def _with_thresholds(unusual: Unusual, parts: dict[str, np.ndarray], false_alarms: float) -> Unusual:
+    """Return the score with thresholds from held-out values of its parts, limit -> [n], and their rate."""
+    number = len(parts["feature_limit"])
+    place = min(math.ceil((number + 1) * (1 - false_alarms / len(parts)) - 1e-9), number)
+    limits: dict[str, Any] = {name: max(float(np.sort(x)[place - 1]), 1e-6) for name, x in parts.items()}
+    return unusual._replace(**limits, number=number, rate=min(len(parts) * (number + 1 - place) / (number + 1), 1.0))
 
 
 def unusual_score(unusual: Unusual, features: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
@@ -299,18 +286,3 @@ def _gaussians(sums: FeatureSums) -> tuple[np.ndarray, np.ndarray]:
     covariance = (1 - shrinkage) * within + (shrinkage * size + 1e-9) * np.eye(width)
     values, vectors = np.linalg.eigh(covariance)
     return means, vectors / np.sqrt(np.maximum(values, 1e-9 * max(values.max(), 1e-30)))
-
-
-def _features_of(model: keras.Model) -> Callable[[Any], np.ndarray]:
-    call = penultimate(model)
-
-    @functools.partial(tf.function, autograph=False, reduce_retracing=True)
-    def batch(inputs: tf.Tensor) -> tf.Tensor:
-        with sampling("mean"):
-            return call(as_floats(inputs))
-
-    def features(examples: Any) -> np.ndarray:
-        starts = range(0, len(examples), BATCH_SIZE)
-        return np.concatenate([np.float64(batch(tf.constant(examples[i : i + BATCH_SIZE]))) for i in starts])
-
-    return features

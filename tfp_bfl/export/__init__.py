@@ -15,17 +15,7 @@ if TYPE_CHECKING:
     from tfp_bfl.export.saved_model import save
     from tfp_bfl.export.tflite import save_tflite
 
-export_later(
-    __name__,
-    {
-        **dict.fromkeys(
-            ("Calibration", "Info", "calibration_of", "columns_of", "features_of", "target_of"), "tfp_bfl.export.info"
-        ),
-        **dict.fromkeys(("load", "read_info"), "tfp_bfl.export.loading"),
-        "save": "tfp_bfl.export.saved_model",
-        "save_tflite": "tfp_bfl.export.tflite",
-    },
-)
+export_later(__name__)
 
 __all__ = [
     "Calibration",

@@ -23,16 +23,12 @@ MOST_CONSTANT_BYTES = 2**26
 MOST_CALLS_DEEP = 32
 MOST_NODES = 5_000_000
 _NODE_ATTRIBUTES = {
-    "_class",
-    "_collective_manager_ids",
-    "_has_manual_control_dependencies",
-    "_lower_using_switch_merge",
-    "_num_original_outputs",
-    "_output_shapes",
-    "_read_only_resource_inputs",
+    *("_class", "_collective_manager_ids", "_has_manual_control_dependencies", "_lower_using_switch_merge"),
+    *("_num_original_outputs", "_output_shapes", "_read_only_resource_inputs"),
 }
 _FUNCTION_ATTRIBUTES = {"_construction_context", "_input_shapes"}
 _FUNCTIONS = (*INPUTS, "draw")
+_OBJECTS = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
 _VARIABLE_TYPES = (tf.float32, tf.bfloat16, tf.float16, tf.float64, tf.int32, tf.int64)
 
 
@@ -46,8 +42,7 @@ def check_graph(meta: Any) -> None:
     functions = {function.signature.name: function for function in library.function}
     if len(functions) < len(library.function):
         raise InvalidArgument("two of its functions have one name")
-    saving: set[str] = set()
-    called: set[str] = set(meta.object_graph_def.concrete_functions)
+    saving, called = set[str](), set[str](meta.object_graph_def.concrete_functions)
     _check_nodes(meta.graph_def.node, INITIALISING)
     for name, function in functions.items():
         if set(function.attr) - _FUNCTION_ATTRIBUTES:
@@ -74,18 +69,15 @@ def _check_nodes(nodes: Iterable[Any], also: frozenset[str]) -> bool:
             if name.startswith("_") and name not in _NODE_ATTRIBUTES:
                 raise InvalidArgument(f"it uses the attribute {shown(name)}, which is not among those allowed")
             for tensor in [value.tensor] if value.HasField("tensor") else value.list.tensor:
-                _check_constant(tensor)
+                try:  # A few bytes can declare a constant of any size.
+                    num_bytes = num_elements(tensor.tensor_shape) * tf.as_dtype(tensor.dtype).size
+                except (TypeError, ValueError):
+                    raise InvalidArgument("it has a constant without a shape or type") from None
+                if num_bytes > MOST_CONSTANT_BYTES or tensor.dtype in _OBJECTS:
+                    raise InvalidArgument(
+                        f"it has a constant that is not a tensor of at most {MOST_CONSTANT_BYTES} bytes"
+                    )
     return has_any
-
-
-def _check_constant(tensor: Any) -> None:
-    """Check the type and size of a constant: a few bytes can declare one of any size."""
-    try:
-        num_bytes = num_elements(tensor.tensor_shape) * tf.as_dtype(tensor.dtype).size
-    except (TypeError, ValueError):
-        raise InvalidArgument("it has a constant without a shape or type") from None
-    if num_bytes > MOST_CONSTANT_BYTES or tensor.dtype in (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum):
-        raise InvalidArgument(f"it has a constant that is not a tensor of at most {MOST_CONSTANT_BYTES} bytes")
 
 
 def _callees(function: Any) -> list[str]:
@@ -228,8 +220,7 @@ EXPORTED = _words(
     """
 )
 
-# What other layers, activations of Keras, rows of tables and earlier exports add: functions of tensors alone, all of
-# them.
+# What other layers, activations of Keras, rows of tables and earlier exports add: all are functions of tensors alone.
 ARITHMETIC = _words(
     """
     Add AddN Any BatchMatMulV2 BatchToSpaceND BroadcastTo DepthwiseConv2dNative Einsum Elu Equal Erf Expm1 Fill

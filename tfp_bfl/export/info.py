@@ -49,12 +49,11 @@ class Info(NamedTuple):
 
     Fields:
       configuration: of its training, such as that of a run.
-      data: of what it was trained on: dataset, split, num_examples, sha256 (`tfp_bfl.data.Source.sha256`), and of a
-        run that was revised clients, those with a part in the model; of a client's own model client, its
-        number, and client_in_training; unusual, the rate of false alarms of that output and the number of held-out
-        examples; columns and target, how a table and what is regressed on were standardised;
-        encoding, how the columns of a table with categories or empty cells became these columns; and metrics_on, the
-        split that the metrics are of.
+      data: of what it was trained on: dataset, split, num_examples, sha256 (`tfp_bfl.data.Source.sha256`), and of a run
+        that was revised clients, those with a part in the model; of a client's own model client, its number, and
+        client_in_training; unusual, the rate of false alarms of that output and the number of held-out examples;
+        columns and target, how a table and what is regressed on were standardised; encoding, how the columns of a table
+        with categories or empty cells became these columns; and metrics_on, the split that the metrics are of.
       calibration: what held-out examples say of it: number, temperature, limit (above which of which uncertainty it
         abstains, with what it keeps), sets (with which coverage, from which probability on).
       model: the model itself, which `save` describes.
@@ -149,15 +148,11 @@ def describe(model: keras.Model, target: object = None) -> dict[str, Any]:
     """Return the field `model` of a Keras model's `Info`; num_classes is 0 where it has a target (`target_of`)."""
     shape = getattr(model, "output_shape", None)
     if target is not None and shape != (None, 2):
-        raise InvalidArgument(
-            f"The model gives outputs of shape {shown(shape)}, but for a target it must give mean and log variance, "
-            "[B, 2]."
-        )
+        must = "for a target it must give mean and log variance, [B, 2]"
+        raise InvalidArgument(f"The model gives outputs of shape {shown(shape)}, but {must}.")
     if not isinstance(shape, tuple) or len(shape) != 2 or not isinstance(shape[1], int) or shape[1] < 2:
-        raise InvalidArgument(
-            f"The model gives outputs of shape {shown(shape)}, but an export needs one that gives logits [B, C] of at "
-            "least two classes."
-        )
+        must = "an export needs one that gives logits [B, C] of at least two classes"
+        raise InvalidArgument(f"The model gives outputs of shape {shown(shape)}, but {must}.")
     return {
         "name": model.name,
         "input_shape": list(model.input_shape[1:]),
@@ -195,14 +190,9 @@ def offsets_of(info: Info, least: float = _OFFSET) -> dict[str, float]:
     """
     constant = {name for name, _, stddev in (info.data or {}).get("columns", []) if not stddev}
     stated = [*columns_of(info), *([target] if (target := target_of(info)) else [])]
-    offsets = {}
-    for name, mean, divisor in stated:
-        if name in constant:
-            continue
-        offset = abs(mean) / divisor if divisor >= np.finfo(np.float32).tiny else math.inf
-        if offset > least:
-            offsets[name] = offset
-    return offsets
+    of = lambda mean, divisor: abs(mean) / divisor if divisor >= np.finfo(np.float32).tiny else math.inf
+    offsets = {name: of(mean, divisor) for name, mean, divisor in stated if name not in constant}
+    return {name: offset for name, offset in offsets.items() if offset > least}
 
 
 def features_of(info: Info) -> tuple[Feature, ...]:
@@ -214,10 +204,8 @@ def features_of(info: Info) -> tuple[Feature, ...]:
     except (TypeError, ValueError):
         features, names = (), []
     if given and names != [name for name, _, _ in columns]:
-        raise InvalidArgument(
-            f"encoding of info's data is {shown(given)}, but must describe the columns of the table in the order of "
-            "`columns`."
-        )
+        must = "must describe the columns of the table in the order of `columns`"
+        raise InvalidArgument(f"encoding of info's data is {shown(given)}, but {must}.")
     return features
 
 

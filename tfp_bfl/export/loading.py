@@ -9,7 +9,7 @@ import hashlib
 import os
 import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -71,9 +71,8 @@ def _reading(path: Any, read: Callable[[pathlib.Path], _Made]) -> _Made:
         return read(folder)
     except (InvalidArgument, OSError) as error:
         problem = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
-        raise InvalidArgument(
-            f"{files.name(path)} is not a SavedModel of this library: {problem}; export it again with bfl.export.save."
-        ) from None
+        what = f"{files.name(path)} is not a SavedModel of this library: {problem}"
+        raise InvalidArgument(f"{what}; export it again with bfl.export.save.") from None
 
 
 def _load(folder: pathlib.Path) -> Any:
@@ -85,7 +84,17 @@ def _load(folder: pathlib.Path) -> Any:
     info = _read_info(folder, digests)
     outputs = head(information.target_of(info), information.has_unusual(info)).outputs
     rows = inputs_of_rows(information.features_of(info))
-    spans = check_index(index, _check(graph, outputs, rows), [OBJECTS])
+    try:
+        saved = saved_model_pb2.SavedModel.FromString(graph)
+    except DecodeError:
+        raise InvalidArgument(f"{GRAPH} can't be read") from None
+    if len(saved.meta_graphs) != 1 or list(saved.meta_graphs[0].meta_info_def.tags) != ["serve"]:
+        raise InvalidArgument("it must have one graph, with the tag serve")
+    meta = saved.meta_graphs[0]
+    check_signatures(meta, outputs, rows)
+    check_graph(meta)
+    variables: dict[str, Any] = check_objects(meta, (ROWS,) if rows else ())
+    spans = check_index(index, variables, [OBJECTS])
     with files.open_regular(folder / VALUES, "file") as values:
         if os.fstat(values.fileno()).st_size != max(span.offset + span.size for span in spans.values()):
             raise InvalidArgument("the values of its variables are more or fewer than its index says")
@@ -118,19 +127,6 @@ def _check_digest(name: str, found: str, digests: dict[str, str]) -> None:
 
 def _read_info(folder: pathlib.Path, digests: dict[str, str]) -> Info:
     return information.from_json(_read(folder, INFO, digests, information.MOST_BYTES))
-
-
-def _check(graph: bytes, outputs: Any, rows: Any) -> dict[str, Any]:
-    try:
-        saved = saved_model_pb2.SavedModel.FromString(graph)
-    except DecodeError:
-        raise InvalidArgument(f"{GRAPH} can't be read") from None
-    if len(saved.meta_graphs) != 1 or list(saved.meta_graphs[0].meta_info_def.tags) != ["serve"]:
-        raise InvalidArgument("it must have one graph, with the tag serve")
-    meta = saved.meta_graphs[0]
-    check_signatures(meta, outputs, rows)
-    check_graph(meta)
-    return check_objects(meta, (ROWS,) if rows else ())
 
 
 def _check_loaded(loaded: Any, info: Info, wanted: Any, rows: Any) -> None:
@@ -180,7 +176,11 @@ def write_manifest(folder: pathlib.Path) -> None:
 
 def read_manifest(folder: pathlib.Path) -> dict[str, str]:
     """Return the checksums that the manifest gives, by file."""
-    files = sorted(_walk(folder))
+    with os.scandir(folder) as found:  # Links are not followed.
+        inside = [(x.name, x.is_dir(follow_symlinks=False) and x.name in _FOLDERS) for x in found]
+    names = [f"{name}/{x}" for name, is_folder in inside if is_folder for x in os.listdir(folder / name)]
+    names += [name for name, is_folder in inside if not is_folder]
+    files = sorted(f"{name} (a link)" if (folder / name).is_symlink() else name for name in names)
     if GRAPH not in files:
         raise InvalidArgument(f"it has no {GRAPH}")
     if MANIFEST not in files:
@@ -193,17 +193,3 @@ def read_manifest(folder: pathlib.Path) -> dict[str, str]:
     if not text.endswith("\n") or len(entries) < len(lines) or sorted(n for n, _ in entries) != sorted(FILES):
         raise InvalidArgument(f"its {MANIFEST} must have one line of checksum and name for each file")
     return dict(entries)
-
-
-def _walk(folder: pathlib.Path) -> Sequence[str]:
-    """Return names of all that is in a folder but for the two folders of an export; links are not followed."""
-    with os.scandir(folder) as entries:
-        names = []
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False) and entry.name in _FOLDERS:
-                names += [f"{entry.name}/{inside}" for inside in os.listdir(entry.path)]
-            else:
-                names.append(entry.name)
-    return [name for name in names if not (folder / name).is_symlink()] + [
-        f"{name} (a link)" for name in names if (folder / name).is_symlink()
-    ]

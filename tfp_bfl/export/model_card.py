@@ -111,6 +111,16 @@ _NUMBERS = {
     "abstains": "mean is NaN if the standard deviation exceeds 1",
     "limit": "1.0",
 }
+_ROWS = """
+
+These columns are encoded from rows of a table as they are:
+
+{lines}
+
+`model.predict_rows({{column: [B], ...}})`, and the signature `predict_rows`, accept them: text as
+strings, `''` for an empty cell; numbers as float32, NaN for an empty cell. An empty cell becomes
+the mean. A category that is not listed counts as rare, and as an empty cell where the column has
+no rare categories."""
 _TYPES = {
     "image": "raw pixels as uint8, or floats in [0, 1]; they are scaled inside",
     "encoding": "the columns of numbers above, in that order; they are standardised inside",
@@ -135,14 +145,14 @@ def card(info: Info) -> str:
         signatures=", for bytes with `_uint8` at the end of its name" if is_image else "",
     )
     what = f"A {'classifier' if target is None else 'regression model'} with predictive uncertainty."
-    weights = (
-        "Its weights are sampled from a posterior."
-        if facts["stochastic"]
-        else "It has point weights, not a distribution over weights: it has no epistemic uncertainty."
-    )
-    columns = (
-        f"\n\nColumns: {', '.join(_cell(name) for name, _, _ in columns_of(info))}." if data.get("columns") else ""
-    )
+    points = "It has point weights, not a distribution over weights: it has no epistemic uncertainty."
+    weights = "Its weights are sampled from a posterior." if facts["stochastic"] else points
+    named = ", ".join(_cell(name) for name, _, _ in columns_of(info))
+    columns = f"\n\nColumns: {named}." if named else ""
+    client = ""
+    if "client" in data:
+        trained = "" if data.get("client_in_training") else ", which was held out of training"
+        client = f" It is the personal model of client {_cell(data['client'])} of a federation{trained}."
     found, note = statement(info.configuration), rounding(info)
     # A calibration has another temperature.
     full = {"temperature": "posterior temperature"}
@@ -150,7 +160,7 @@ def card(info: Info) -> str:
     metrics = {label_of(name): x for name, x in (info.metrics or {}).items()}
     return _CARD.format(
         name=facts["name"],
-        what=f"{what} {weights}{_whose(data)}",
+        what=f"{what} {weights}{client}",
         shape=facts["input_shape"],
         output=_cell(target[0]) if target else f"{facts['num_classes']} classes",
         num_weights=facts["num_weights"],
@@ -194,36 +204,21 @@ def _rows(info: Info) -> str:
         cells = ", ".join([*levels, *more]) if feature.is_text else _UNITS[feature.kind].format(unit=feature.unit)
         cells += f" in {_cell(feature.sign)}" if feature.sign else ""
         lines.append(f"| {_cell(feature.name)} | `{names[feature.name].name}` | {cells} |")
-    return "\n\n" + "\n".join(
-        [
-            "These columns are encoded from rows of a table as they are:",
-            "",
-            *lines,
-            "",
-            "`model.predict_rows({column: [B], ...})`, and the signature `predict_rows`, accept them: text as",
-            "strings, `''` for an empty cell; numbers as float32, NaN for an empty cell. An empty cell becomes",
-            "the mean. A category that is not listed counts as rare, and as an empty cell where the column has",
-            "no rare categories.",
-        ]
-    )
+    return _ROWS.format(lines="\n".join(lines))
 
 
 def _calibration(info: Info) -> str:
     result = calibration_of(info)
     if result is None:
         return "None. Use `tfp-bfl calibrate` to fit an abstention threshold on held-out examples."
-    bound = (
-        ""
-        if result.at_least is None
-        else f"; on new examples at least {result.at_least:g} with confidence {result.confidence:g}"
-    )
-    threshold = (
-        f"none, as no threshold has accuracy {result.at_least:g} with confidence {result.confidence:g}. Accuracy "
-        f"{result.best_accuracy:g} can be promised, at coverage {result.best_coverage:.1%}."
-        if result.limit is None
-        else f"{result.by} above {result.limit:.4g}. Coverage {result.coverage:.1%}, accuracy "
-        f"{result.accuracy:.4f}{bound}."
-    )
+    asked = "" if result.at_least is None else f"{result.at_least:g} with confidence {result.confidence:g}"
+    if result.limit is None:
+        best = f"Accuracy {result.best_accuracy:g} can be promised, at coverage {result.best_coverage:.1%}."
+        threshold = f"none, as no threshold has accuracy {asked}. {best}"
+    else:
+        found = f"Coverage {result.coverage:.1%}, accuracy {result.accuracy:.4f}"
+        bound = f"; on new examples at least {asked}" if asked else ""
+        threshold = f"{result.by} above {result.limit:.4g}. {found}{bound}."
     return (
         f"Fitted on {result.number:,} held-out examples with {result.num_samples} weight samples. `tfp-bfl predict` "
         "uses it. The functions below do not: their softmax temperature is 1.\n\n"
@@ -261,17 +256,8 @@ def _epistemic(temperature: float | None) -> str:
     if temperature is None or temperature == 1:
         return "More training data would\n  reduce it, if the approximate posterior is as wide as the exact one."
     change, than = ("sharpened", "less") if temperature < 1 else ("widened", "more")
-    return (
-        f"The posterior is\n  {change} (posterior temperature {temperature:g}): this is {than} than more training data "
-        "would\n  remove."
-    )
-
-
-def _whose(data: Mapping[str, Any]) -> str:
-    if "client" not in data:
-        return ""
-    trained = "" if data.get("client_in_training") else ", which was held out of training"
-    return f" It is the personal model of client {_cell(data['client'])} of a federation{trained}."
+    posterior = f"The posterior is\n  {change} (posterior temperature {temperature:g})"
+    return f"{posterior}: this is {than} than more training data would\n  remove."
 
 
 def _outside(metrics: Mapping[str, Any] | None, data: Mapping[str, Any], calibrated: bool) -> str:

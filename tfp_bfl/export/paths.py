@@ -22,13 +22,10 @@ def find(run: str | os.PathLike) -> pathlib.Path:
     exported = next((f for f in (folder / "saved_model", folder) if (f / GRAPH).is_file()), None)
     if exported:
         return exported
+    name = files.name(run)
     if (folder / "config.yaml").is_file():
-        raise InvalidArgument(
-            f"The run in {files.name(run)} is not complete and has no model yet: tfp-bfl run --resume continues it."
-        )
-    raise InvalidArgument(
-        f"{files.name(run)} is neither the folder of a complete run nor a SavedModel of this library."
-    )
+        raise InvalidArgument(f"The run in {name} is not complete and has no model yet: continue it with --resume.")
+    raise InvalidArgument(f"{name} is neither the folder of a complete run nor a SavedModel of this library.")
 
 
 def new_folder(path: Any) -> pathlib.Path:

@@ -65,9 +65,10 @@ def encoder(
             width = len(feature.columns) - feature.has_missing
             mean = means[np.newaxis, start : start + width]
             if feature.is_text:
-                block, empty = _text(cells, feature, mean, _alone if has_rules else spellings)
+                block, empty = _text(cells, feature, mean, (lambda x: [x]) if has_rules else spellings)
             else:
-                block, empty = _number(cells, mean)
+                is_nan = tf.not_equal(cells, cells)
+                block, empty = tf.where(is_nan, mean, cells), tf.cast(is_nan, tf.float32)
             blocks += [block, empty] if feature.has_missing else [block]
             start += len(feature.columns)
         return tf.concat(blocks, 1)
@@ -90,15 +91,6 @@ def spellings(category: str) -> list[str]:
     spaces = [" " * k for k in range(MOST_SPACES + 1)]
     around = [*((a, b) for a in spaces for b in spaces), ("\t", ""), ("", "\t"), ("", "\n"), ("", "\r"), ("", "\r\n")]
     return list(dict.fromkeys(f"{before}{form}{after}" for form in forms for before, after in around))
-
-
-def _alone(category: str) -> list[str]:
-    return [category]
-
-
-def _number(cells: tf.Tensor, mean: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
-    empty = tf.not_equal(cells, cells)
-    return tf.where(empty, mean, cells), tf.cast(empty, tf.float32)
 
 
 def _text(

@@ -7,6 +7,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -34,10 +35,7 @@ _BOOKKEEPING = {
 
 
 def save(
-    model_or_run: Source,
-    path: str | os.PathLike,
-    info: Info | None = None,
-    unusual: Unusual | None = None,
+    model_or_run: Source, path: str | os.PathLike, info: Info | None = None, unusual: Unusual | None = None
 ) -> None:
     """Write a SavedModel that predicts with uncertainty, and needs nothing but TensorFlow.
 
@@ -106,15 +104,13 @@ def save(
     folder = new_folder(path)
     if isinstance(model_or_run, (str, os.PathLike)):
         if unusual is not None:
-            raise InvalidArgument(
-                f"unusual is for a Keras model, and {files.name(model_or_run)} is a folder, of which the graph is "
-                "copied: leave it out, or give the model."
-            )
+            what = f"{files.name(model_or_run)} is a folder, of which the graph is copied"
+            raise InvalidArgument(f"unusual is for a Keras model, and {what}: leave it out, or give the model.")
         source = find(model_or_run)
         loading.load(source)
         known = loading.read_info(source)
         texts = {} if info is None else _texts(information.merged(info, known)._replace(model=known.model))
-        write = lambda: _copy(source, folder)
+        write: Callable[[], Any] = lambda: [shutil.copyfile(source / x, folder / x) for x in loading.FILES]
     else:
         model, known = model_of(model_or_run)
         whole = information.merged(info, known)
@@ -126,26 +122,19 @@ def save(
         information.features_of(whole)  # Refused, if they are none, before anything is written.
         texts = _texts(whole)
         write = lambda: _write(model, folder, texts, whole, unusual)
-    _warn(information.merged(info, known))
+    if note := model_card.rounding(information.merged(info, known)):
+        logger.warning(note)
     with begun(folder):
-        _make(folder)
+        try:
+            for name in loading.FILES:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as error:
+            problem = getattr(error, "strerror", error)
+            raise InvalidArgument(f"{files.name(folder)} can't be made ({problem}): choose another folder.") from None
         write()
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
         loading.write_manifest(folder)
-
-
-def _warn(info: Info) -> None:
-    if note := model_card.rounding(info):
-        logger.warning(note)
-
-
-def _make(folder: pathlib.Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        problem = getattr(error, "strerror", error)
-        raise InvalidArgument(f"{files.name(folder)} can't be made ({problem}): choose another folder.") from None
 
 
 def _texts(info: Info) -> dict[str, str]:
@@ -168,12 +157,6 @@ def _write(
             tf.saved_model.save(module, str(folder), signatures=signatures)
 
 
-def _copy(source: pathlib.Path, folder: pathlib.Path) -> None:
-    for name in loading.FILES:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / name, folder / name)
-
-
 def model_of(model_or_run: object) -> tuple[keras.Model, Info]:
     """Return a Keras model, and what is known of it."""
     check_keras_2(model_or_run)
@@ -181,9 +164,7 @@ def model_of(model_or_run: object) -> tuple[keras.Model, Info]:
         return model_or_run, Info()
     model = getattr(model_or_run, "model", None)
     if not isinstance(model, keras.Model):
-        raise InvalidArgument(
-            f"{shown(model_or_run)} can't be exported: give a Keras model, what simulate returned, or a run's folder."
-        )
+        raise InvalidArgument(f"{shown(model_or_run)} can't be exported: give a Keras model, result or run's folder.")
     rows = getattr(model_or_run, "rounds", None) or [{}]
     # Where the model is not that of the last round.
     other = getattr(model_or_run, "averaged", None) or getattr(model_or_run, "ensemble", None)

@@ -32,12 +32,8 @@ _ROUNDING = 0.01
 
 # What each function takes beside images.
 NUMBERS = {"num_samples": tf.int32, "seed": tf.int32, "max_uncertainty": tf.float32}
-INPUTS = {
-    "mean": (),
-    "sample": ("num_samples", "seed"),
-    "predict": ("num_samples", "seed"),
-    "abstain": ("num_samples", "seed", "max_uncertainty"),
-}
+INPUTS: dict[str, tuple[str, ...]] = {"mean": (), **dict.fromkeys(("sample", "predict"), ("num_samples", "seed"))}
+INPUTS["abstain"] = ("num_samples", "seed", "max_uncertainty")
 # A signature takes one type of images: each function has one of its own name for floats, and one for bytes.
 IMAGES = {"": tf.float32, "_uint8": tf.uint8}
 SIGNATURES = {f"{name}{suffix}": (name, dtype) for name in INPUTS for suffix, dtype in IMAGES.items()}
@@ -74,7 +70,13 @@ def make_functions(
     answers, stochastic = head(target), is_stochastic(model)
     scaled = tf.TensorSpec([None, *model.input_shape[1:]], tf.float32, "images")
 
-    standardised = _standardiser(columns)
+    def standardised(rows: tf.Tensor) -> tf.Tensor:
+        """Return rows as the model takes them, float32: computed in their type, rounded once."""
+        if not columns:
+            return rows
+        # Not tensors, which a SavedModel would hold as objects of their own.
+        means, stddevs = (np.array([column[i] for column in columns], rows.dtype.as_numpy_dtype) for i in (1, 2))
+        return tf.cast((rows - means) / stddevs, tf.float32)
 
     def prepared(images: tf.Tensor) -> tf.Tensor:
         checked = _scaled(images)
@@ -101,7 +103,14 @@ def make_functions(
     at_sample = traced(pair)(of_sample) if columns or target else draw.get_concrete_function()
 
     # Not traced for nothing: a function without variables would be an operation of its own.
-    scored = (lambda images: {}) if unusual is None else traced()(_scorer(model, unusual))
+    features_of = penultimate(model) if unusual is not None else None
+
+    def score(images: tf.Tensor) -> dict[str, tf.Tensor]:
+        assert unusual is not None and features_of is not None
+        with _portable(model), sampling("mean"):
+            return {"unusual": unusual_score(unusual, features_of(images), images)}
+
+    scored = (lambda images: {}) if unusual is None else traced()(score)
 
     @traced()
     def at_mean(images: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -151,30 +160,6 @@ def make_functions(
     return module
 
 
-def _standardiser(columns: Sequence[Sequence[Any]]) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Return the function from rows to float32 rows as a model takes them: computed in their type, rounded once."""
-    if not columns:
-        return lambda rows: rows
-
-    def standardised(rows: tf.Tensor) -> tf.Tensor:
-        # Not tensors, which a SavedModel would hold as objects of their own.
-        means, stddevs = (np.array([column[i] for column in columns], rows.dtype.as_numpy_dtype) for i in (1, 2))
-        return tf.cast((rows - means) / stddevs, tf.float32)
-
-    return standardised
-
-
-def _scorer(model: keras.Model, unusual: Unusual) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
-    """Return the function from examples as the model takes them to the output `unusual`."""
-    features_of = penultimate(model)
-
-    def scored(images: tf.Tensor) -> dict[str, tf.Tensor]:
-        with _portable(model), sampling("mean"):
-            return {"unusual": unusual_score(unusual, features_of(images), images)}
-
-    return scored
-
-
 def _scaled(images: tf.Tensor) -> tf.Tensor:
     """Return examples as the model takes them; refuse numbers that are not finite, and images of another scale."""
     if not images.dtype.is_floating:
@@ -185,11 +170,8 @@ def _scaled(images: tf.Tensor) -> tf.Tensor:
         with tf.control_dependencies([tf.debugging.Assert(in_range, [message])]):
             return as_floats(tf.cast(images, tf.uint8))
     # Not by `is_finite`, an operation that TensorFlow Lite lacks.
-    checks = {
-        "examples hold numbers that are not finite: fill them in, or leave those examples out.": (
-            tf.abs(images) <= images.dtype.max
-        )
-    }
+    message = "examples hold numbers that are not finite: fill them in, or leave those examples out."
+    checks = {message: tf.abs(images) <= images.dtype.max}
     if images.shape.rank == 4:
         message = "images are floats outside 0 to 1, but must be uint8, or floats in [0, 1]: divide pixels by 255."
         checks[message] = tf.abs(images - 0.5) <= 0.5 + _ROUNDING
@@ -235,42 +217,23 @@ Outputs = dict[str, tf.Tensor]
 _OF_CLASSES = {"probabilities": 2, "mean": 2, "entropy": 1, "aleatoric": 1, "epistemic": 1, "label": 1}
 _OF_NUMBERS = dict.fromkeys(("mean", "stddev", "aleatoric", "epistemic", "low", "high"), 1)
 # What each function gives: each output with its rank.
-CLASS_OUTPUTS: dict[str, dict[str, int]] = {
-    "mean": {"probabilities": 2, "entropy": 1, "label": 1},
-    "sample": {"probabilities": 3},
-    "predict": _OF_CLASSES,
-    "abstain": _OF_CLASSES,
-}
-NUMBER_OUTPUTS: dict[str, dict[str, int]] = {
-    "mean": {"mean": 1, "stddev": 1},
-    "sample": {"mean": 2, "stddev": 2},
-    "predict": _OF_NUMBERS,
-    "abstain": _OF_NUMBERS,
-}
+CLASS_OUTPUTS: dict[str, dict[str, int]] = dict.fromkeys(("predict", "abstain"), _OF_CLASSES)
+CLASS_OUTPUTS |= {"mean": {"probabilities": 2, "entropy": 1, "label": 1}, "sample": {"probabilities": 3}}
+NUMBER_OUTPUTS: dict[str, dict[str, int]] = dict.fromkeys(("predict", "abstain"), _OF_NUMBERS)
+NUMBER_OUTPUTS |= {"mean": {"mean": 1, "stddev": 1}, "sample": {"mean": 2, "stddev": 2}}
 
 
 class OutputHead(NamedTuple):
-    """The mapping from a model's outputs to predictions.
+    """The mapping from a model's outputs to predictions; numbers are standardised, and then in units of the target."""
 
-    Fields:
-      outputs: of each function.
-      of_sample: the model's outputs [B, K] -> what one weight sample says [B, L]; numbers are standardised.
-      summary: samples [S, B, L] -> the outputs of predict.
-      at_mean: [B, L] -> those of mean.
-      sampled: samples [S, B, L] -> those of sample.
-      limited: (outputs of predict, a limit) -> those of abstain.
-      sample_in_units: [B, L] of one weight sample -> the same in the units of the target.
-      in_units: (outputs of standardised numbers, type of the examples) -> outputs in the units of the target.
-    """
-
-    outputs: Mapping[str, Mapping[str, int]]
-    of_sample: Callable[[tf.Tensor], tf.Tensor]
-    summary: Callable[[tf.Tensor], Outputs]
-    at_mean: Callable[[tf.Tensor], Outputs]
-    sampled: Callable[[tf.Tensor], Outputs]
-    limited: Callable[[Outputs, tf.Tensor], Outputs]
-    sample_in_units: Callable[[tf.Tensor], tf.Tensor]
-    in_units: Callable[[Outputs, tf.DType], Outputs]
+    outputs: Mapping[str, Mapping[str, int]]  # Of each function.
+    of_sample: Callable[[tf.Tensor], tf.Tensor]  # The model's outputs [B, K] -> what one weight sample says [B, L].
+    summary: Callable[[tf.Tensor], Outputs]  # Samples [S, B, L] -> the outputs of predict.
+    at_mean: Callable[[tf.Tensor], Outputs]  # [B, L] -> those of mean.
+    sampled: Callable[[tf.Tensor], Outputs]  # Samples [S, B, L] -> those of sample.
+    limited: Callable[[Outputs, tf.Tensor], Outputs]  # (Outputs of predict, a limit) -> those of abstain.
+    sample_in_units: Callable[[tf.Tensor], tf.Tensor]  # [B, L] of one weight sample -> the same in units.
+    in_units: Callable[[Outputs, tf.DType], Outputs]  # (Outputs, type of the examples) -> the same in units.
 
 
 def head(target: Sequence[Any] | None, unusual: bool = False) -> OutputHead:
@@ -299,17 +262,8 @@ def _classes() -> OutputHead:
         # What is not a number is not below the limit.
         return {**outputs, "label": tf.where(outputs["entropy"] <= limit, outputs["label"], -1)}
 
-    sampled = lambda samples: {"probabilities": samples}
-    return OutputHead(
-        CLASS_OUTPUTS,
-        tf.nn.softmax,
-        summary,
-        at_mean,
-        sampled,
-        limited,
-        lambda sample: sample,
-        lambda outputs, _: outputs,
-    )
+    sampled, same = (lambda samples: {"probabilities": samples}), (lambda outputs, *_: outputs)
+    return OutputHead(CLASS_OUTPUTS, tf.nn.softmax, summary, at_mean, sampled, limited, same, same)
 
 
 def _label(probabilities: tf.Tensor) -> tf.Tensor:

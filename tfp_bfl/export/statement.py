@@ -7,15 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 # Setting -> its name in a sentence.
-_NAMES = {
-    "rule": "rule",
-    "inference": "inference",
-    "optimizer": "optimizer",
-    "learning_rate": "learning rate",
-    "schedule": "schedule",
-    "kl": "KL scaling",
-    "prior_stddev": "prior standard deviation",
-}
+_NAMES = {name: name.replace("_", " ") for name in ("rule", "inference", "optimizer", "learning_rate", "schedule")}
+_NAMES |= {"kl": "KL scaling", "prior_stddev": "prior standard deviation"}
 _WITHOUT_POSTERIOR = "there is no posterior over the weights, and temperature, KL, prior and noise are not used"
 
 

@@ -65,10 +65,9 @@ def save_tflite(model_or_run: Source, path: str | os.PathLike, num_samples: int 
         raise InvalidArgument(f"num_samples is {num_samples}, but the ensemble has {members} members: give that many.")
     if offsets := offsets_of(known, MOST_OFFSET):
         name, offset = next(iter(offsets.items()))
-        raise InvalidArgument(
-            f"The mean of {shown(name)} is {offset:.3g} standard deviations from zero, which the float32 of TensorFlow "
-            "Lite rounds away: subtract a constant in the table and train again."
-        )
+        what = f"The mean of {shown(name)} is {offset:.3g} standard deviations from zero"
+        advice = "subtract a constant in the table and train again"
+        raise InvalidArgument(f"{what}, which the float32 of TensorFlow Lite rounds away: {advice}.")
     fixed = _Fixed(module, shape, seed, num_samples if stochastic else 1, head(target_of(known)))
     signatures = {
         f"{name}{suffix}": getattr(fixed, name).get_concrete_function(tf.TensorSpec([None, *shape], dtype, "images"))
@@ -79,7 +78,10 @@ def save_tflite(model_or_run: Source, path: str | os.PathLike, num_samples: int 
         encode = rows.encoder(features, columns_of(known), has_rules=False)
         fixed.predict_rows = tf.function(lambda columns: fixed.predict(encode(columns)))
         signatures[rows.NAME] = fixed.predict_rows.get_concrete_function(rows.inputs_of(features))
-    content = _convert(fixed, signatures)
+    with tempfile.TemporaryDirectory() as draft:
+        with _silence(), space(draft, writes=True):
+            tf.saved_model.save(fixed, draft, signatures=signatures)
+        content = tf.lite.TFLiteConverter.from_saved_model(draft, signature_keys=list(signatures)).convert()
     try:
         write_bytes(file, content)
     except (OSError, ValueError) as error:
@@ -97,10 +99,8 @@ class _Fixed(tf.Module):
         # All samples have the size of the first: known before memory is taken for the rest.
         num_bytes = _num_bytes(fixed) + num_samples * _num_bytes(drawn(sample_seeds(seed, 1)[0]))
         if num_bytes > MOST_BYTES:
-            raise InvalidArgument(
-                f"{num_samples} weight samples have {num_bytes} bytes, but a file of TensorFlow Lite holds at most "
-                f"{MOST_BYTES}: take fewer."
-            )
+            most = f"a file of TensorFlow Lite holds at most {MOST_BYTES}"
+            raise InvalidArgument(f"{num_samples} weight samples have {num_bytes} bytes, but {most}: take fewer.")
         samples = [drawn(each) for each in sample_seeds(seed, num_samples)]
 
         def predict(images: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -127,21 +127,15 @@ def _split(
     rest: (images, *fixed, *drawn(seed)) -> [draw(images, seed)]. fixed: values that depend on neither, such as point
     weights. drawn: seed -> values that depend on the seed, such as sampled weights and masks.
     """
-    frozen = convert_variables_to_constants_v2(
-        draw.get_concrete_function(images_spec, tf.TensorSpec([2], tf.int32, "seed"))
-    )
+    function = draw.get_concrete_function(images_spec, tf.TensorSpec([2], tf.int32, "seed"))
+    frozen = convert_variables_to_constants_v2(function)
     images, seed = (next(t for t in frozen.inputs if t.dtype == dtype) for dtype in (tf.float32, tf.int32))
     operations = frozen.graph.get_operations()
     of_images, of_seed = (_downstream(operations, tensor) for tensor in (images, seed))
-    border = {
-        tensor.name: tensor
-        for operation in operations
-        if operation.name in of_images
-        for tensor in operation.inputs
-        if tensor.op.name not in of_images and tensor.op.type != "Const"
-    }
-    varying = [tensor for tensor in border.values() if tensor.op.name in of_seed]
-    constant = [tensor for tensor in border.values() if tensor.op.name not in of_seed]
+    inputs = [x for operation in operations if operation.name in of_images for x in operation.inputs]
+    border = {x.name: x for x in inputs if x.op.name not in of_images and x.op.type != "Const"}.values()
+    varying = [tensor for tensor in border if tensor.op.name in of_seed]
+    constant = [tensor for tensor in border if tensor.op.name not in of_seed]
     rest = frozen.prune([images, *constant, *varying], list(frozen.outputs))
     fixed = frozen.prune([], constant)() if constant else []
     drawn = frozen.prune([seed], varying) if varying else lambda seed: []
@@ -156,14 +150,6 @@ def _downstream(operations: Any, source: tf.Tensor) -> set[str]:
         if any(tensor.op.name in reached for tensor in operation.inputs):
             reached.add(operation.name)
     return reached
-
-
-def _convert(module: _Fixed, signatures: dict[str, Any]) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        with _silence(), space(folder, writes=True):
-            tf.saved_model.save(module, folder, signatures=signatures)
-        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(signatures))
-        return converter.convert()
 
 
 @contextlib.contextmanager

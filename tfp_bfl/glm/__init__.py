@@ -22,17 +22,7 @@ if TYPE_CHECKING:
     from tfp_bfl.glm.revision import Revised, revise
     from tfp_bfl.glm.sums import Sums
 
-export_later(
-    __name__,
-    {
-        "FAMILIES": "tfp_bfl.glm.families",
-        **dict.fromkeys(("OneMessage", "fit", "fit_hierarchical", "one_message"), "tfp_bfl.glm.fitting"),
-        "Hierarchical": "tfp_bfl.glm.hierarchical",
-        **dict.fromkeys(("Coefficients", "Posterior"), "tfp_bfl.glm.posterior"),
-        **dict.fromkeys(("Revised", "revise"), "tfp_bfl.glm.revision"),
-        "Sums": "tfp_bfl.glm.sums",
-    },
-)
+export_later(__name__)
 
 __all__ = [
     "FAMILIES",

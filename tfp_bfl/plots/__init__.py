@@ -24,22 +24,7 @@ if TYPE_CHECKING:
     from tfp_bfl.plots.results import RunResults, run_figures
     from tfp_bfl.plots.score_tables import Repeated
 
-export_later(
-    __name__,
-    {
-        "Repeated": "tfp_bfl.plots.score_tables",
-        "chain_traces": "tfp_bfl.plots.learning",
-        "kernel_density": "tfp_bfl.plots.density",
-        "reliability_diagram": "tfp_bfl.plots.figures",
-        "uncertain_examples": "tfp_bfl.plots.data_figures",
-        "uncertainty_density": "tfp_bfl.plots.figures",
-        "write_report": "tfp_bfl.plots.report",
-        **dict.fromkeys(("client_labels", "client_sizes"), "tfp_bfl.plots.data_figures"),
-        **dict.fromkeys(("learning_comparison", "learning_curve"), "tfp_bfl.plots.learning"),
-        **dict.fromkeys(("RunResults", "run_figures"), "tfp_bfl.plots.results"),
-        **dict.fromkeys(("retention_comparison", "retention_curves", "risk_coverage"), "tfp_bfl.plots.figures"),
-    },
-)
+export_later(__name__)
 
 __all__ = [
     "Repeated",

@@ -1,6 +1,6 @@
 """Figures of the clients' sizes and labels, and of images with the lowest and the highest uncertainty."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -45,10 +45,7 @@ def uncertain_examples(
     check_batch(values, probabilities, "uncertainty values")
     if len(images) != len(truth):
         raise InvalidArgument(f"There must be an image for each of the {len(truth)} labels, not {len(images)}.")
-    if len(class_names) != probabilities.shape[-1]:
-        raise InvalidArgument(
-            f"There must be a name for each of the {probabilities.shape[-1]} classes, not {len(class_names)}."
-        )
+    _check_names(class_names, probabilities.shape[-1], "classes")
     groups = extremes(values.numpy(), count)
 
     rows = -(-len(groups[0][1]) // _COLUMNS)
@@ -110,10 +107,8 @@ def client_labels(label_counts: object, class_names: Sequence[str], client_names
     """
     counts = _checked(label_counts, "[K, C]")
     num_clients, num_classes = counts.shape
-    if len(class_names) != num_classes:
-        raise InvalidArgument(f"There must be a name for each of the {num_classes} classes, not {len(class_names)}.")
-    if client_names and len(client_names) != num_clients:
-        raise InvalidArgument(f"There must be a name for each of the {num_clients} clients, not {len(client_names)}.")
+    _check_names(class_names, num_classes, "classes")
+    _check_names(client_names or range(num_clients), num_clients, "clients")
     rows = min(max(num_classes, 3), _MAX_CLASS_NAMES)
     figure = style.new_figure(height=2.2 + 0.28 * rows)
     top, main = figure.subplots(2, 1, sharex=True, height_ratios=[1.0, 0.28 * rows])
@@ -126,7 +121,11 @@ def client_labels(label_counts: object, class_names: Sequence[str], client_names
         counts.T, aspect="auto", cmap=_SHADES, vmin=0, vmax=max(counts.max(), 1), interpolation="none"
     )
     if num_clients <= _MAX_CLIENTS_WITH_NUMBERS and num_classes <= _MAX_CLASS_NAMES:
-        _write_numbers(main, counts)
+        for (client, label), count in np.ndenumerate(counts):
+            if count:  # Up to a shade of .8 dark numbers stand out more.
+                color = style.ON_BLUE if count > 0.8 * counts.max() else style.INK
+                look = {"ha": "center", "va": "center", "fontsize": style.SIZE - 3, "color": color}
+                main.text(client, label, f"{count:g}", **look)
     style.tidy(main, x="client", grid=None)
     main.spines[["left", "bottom"]].set_visible(False)
     main.tick_params(length=0)
@@ -157,6 +156,11 @@ def client_sizes(sizes: object) -> Figure:
     return figure
 
 
+def _check_names(names: Sized, number: int, what: str) -> None:
+    if len(names) != number:
+        raise InvalidArgument(f"There must be a name for each of the {number} {what}, not {len(names)}.")
+
+
 def _checked(numbers: object, shape: str) -> np.ndarray:
     counts = np.asarray(numbers)
     if counts.ndim != shape.count(",") + 1 or not counts.size or counts.dtype.kind not in "iuf":
@@ -178,12 +182,3 @@ def _draw_sizes(axes: Axes, sizes: np.ndarray, with_numbers: bool = False) -> No
             axes.bar_label(bars, numbers, padding=1, fontsize=style.SIZE - 3, color=style.INK)
     else:  # One shape: between bars without a gap the white would shine through.
         axes.stairs(sizes, np.arange(len(sizes) + 1) - 0.5, fill=True, color=style.BLUE)
-
-
-def _write_numbers(axes: Axes, counts: np.ndarray) -> None:
-    # Up to this shade dark numbers stand out more.
-    dark = 0.8 * counts.max()
-    for (client, label), count in np.ndenumerate(counts):
-        if count:
-            color = style.ON_BLUE if count > dark else style.INK
-            axes.text(client, label, f"{count:g}", ha="center", va="center", fontsize=style.SIZE - 3, color=color)

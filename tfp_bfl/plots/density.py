@@ -61,8 +61,19 @@ def draw_kernel_density(
     label: str = "value of the weight",
 ) -> None:
     """Draw `kernel_density` on existing axes, such as one of many panels; without a legend."""
-    marks = marks or {}
-    values = _checked(values, curves, marks)
+    marks, values = marks or {}, np.asarray(values)
+    if values.ndim != 1 or values.dtype.kind not in "iuf" or not np.all(np.isfinite(values)):
+        raise InvalidArgument(f"The values must be finite numbers of shape [S], not {values.dtype} {values.shape}.")
+    if not len(values) or values.min() == values.max():
+        raise InvalidArgument("The values must be of at least two clients who differ: others have no density.")
+    if not curves:
+        raise InvalidArgument("kernel_density needs at least one curve, as a mapping of name to (kernel, bandwidth).")
+    for kernel, h in curves.values():
+        lookup(KERNELS, kernel, "kernel")
+        check_number(h, "A bandwidth", within=(0.0, np.inf))
+    if not np.all(np.isfinite([*marks.values()])):
+        raise InvalidArgument(f"Marks are at {shown(marks)}, but must be finite numbers.")
+    values = values.astype(np.float64)
     low, high = values.min(), values.max()
     reach = max(_REACH[kernel] * h for kernel, h in curves.values())
     pad = min(reach, 0.6 * (high - low)) + 0.04 * (high - low)
@@ -87,21 +98,3 @@ def draw_kernel_density(
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, prune="lower"))
     axes.ticklabel_format(scilimits=(-2, 3), useMathText=True)
     style.tidy(axes, style.plain(title), x=label, y="density", grid=None)
-
-
-def _checked(values: object, curves: Mapping[str, tuple[str, float]], marks: Mapping[str, float]) -> np.ndarray:
-    values = np.asarray(values)
-    if values.ndim != 1 or values.dtype.kind not in "iuf" or not np.all(np.isfinite(values)):
-        raise InvalidArgument(
-            f"The values must be finite numbers of shape [S], one a client, not {values.dtype} {values.shape}."
-        )
-    if not len(values) or values.min() == values.max():
-        raise InvalidArgument("The values must be of at least two clients who differ: others have no density.")
-    if not curves:
-        raise InvalidArgument("kernel_density needs at least one curve, as a mapping of name to (kernel, bandwidth).")
-    for kernel, h in curves.values():
-        lookup(KERNELS, kernel, "kernel")
-        check_number(h, "A bandwidth", within=(0.0, np.inf))
-    if not np.all(np.isfinite([*marks.values()])):
-        raise InvalidArgument(f"Marks are at {shown(marks)}, but must be finite numbers.")
-    return values.astype(np.float64)

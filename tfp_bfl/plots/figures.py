@@ -35,7 +35,7 @@ def retention_curves(probabilities: object, labels: object, uncertainties: Mappi
     for i, (name, uncertainty) in enumerate(uncertainties.items()):
         _draw(axes, i, name.replace("_", " "), probabilities, labels, uncertainty)
     level = float(accuracy(probabilities, labels))
-    axes.axhline(level, color=style.MUTED, linewidth=1.5, linestyle=(0, (1, 1.5)), label=f"random ({level:.3f})")
+    axes.axhline(level, label=f"random ({level:.3f})", **style.DOTTED)
     _finish(figure, axes)
     return figure
 
@@ -75,14 +75,13 @@ def risk_coverage(curve: RiskCoverage, uncertainty: str = "entropy", limit: floa
     figure = style.new_figure(height=5.6)
     risk, limits = figure.subplots(2, sharex=True, height_ratios=(2, 1))
     name, area = style.plain(uncertainty, 20), area_under_risk_coverage(curve)
-    risk.plot(
-        100 * curve.coverage, 100 * curve.risk, label=f"error rate (AURC {area:.4f})", linewidth=2, **style.line(0)
-    )
-    limits.plot(100 * curve.coverage, curve.limit, linewidth=2, **style.line(0))
+    look = {"linewidth": 2, **style.line(0)}
+    risk.plot(100 * curve.coverage, 100 * curve.risk, label=f"error rate (AURC {area:.4f})", **look)
+    limits.plot(100 * curve.coverage, curve.limit, **look)
     if limit is not None:
         at = 100 * float(max(curve.coverage[curve.limit <= limit], default=0.0))
         for axes in (risk, limits):
-            axes.axvline(at, color=style.MUTED, linewidth=1.5, linestyle=(0, (1, 1.5)), label=f"threshold {limit:.3g}")
+            axes.axvline(at, label=f"threshold {limit:.3g}", **style.DOTTED)
     risk.set_xlim(0, 100)
     style.tidy(risk, "Error rate against coverage", x="", y="error rate, in %")
     style.tidy(limits, "", x=f"coverage by {name}, in %", y="threshold")
@@ -127,7 +126,7 @@ def reliability_bars(reliability: Reliability, over: str = "top_label") -> Figur
     middle = (left + width / 2)[used]
     bars = {"fmt": "none", "ecolor": style.INK, "elinewidth": 1, "capsize": 2, "label": "chance, ±2 sd"}
     top.errorbar(middle, confidence[used], np.minimum(error, 1), **bars)
-    top.plot([0, 1], [0, 1], color=style.INK, linestyle="--", linewidth=1.2, label="calibrated")
+    top.plot([0, 1], [0, 1], label="calibrated", **style.DASHED)
     top.set(xlim=(0, 1), ylim=(0, 1))
     style.tidy(top, f"Calibration: ECE {ece:.3f}, MCE {mce:.3f}", y="accuracy in the bin")
 
@@ -165,10 +164,8 @@ def uncertainty_density(
     scores = [check_scores(scores_in, "scores_in"), check_scores(scores_out, "scores_out")]
     low, high = min(part.min() for part in scores), max(part.max() for part in scores)
     if low < 0 or (upper is not None and not high <= upper):
-        raise InvalidArgument(
-            f"The scores must lie in [0, {'infinity' if upper is None else format(upper, 'g')}], "
-            f"but they span [{low:.4g}, {high:.4g}]."
-        )
+        most = "infinity" if upper is None else f"{upper:g}"
+        raise InvalidArgument(f"The scores must lie in [0, {most}], but they span [{low:.4g}, {high:.4g}].")
     # Of scores that are all zero any width will do.
     edges = np.linspace(0, upper if upper is not None else high or 1.0, num_bins + 1)
 
@@ -184,12 +181,8 @@ def uncertainty_density(
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
     title = style.plain(quantity[:1].upper() + quantity[1:], 40)
-    style.tidy(
-        axes,
-        f"{title}: AUROC {areas.auroc:.3f}, AUPR {areas.aupr:.3f}",
-        x=style.plain(quantity, 40),
-        y="fraction of examples",
-    )
+    title = f"{title}: AUROC {areas.auroc:.3f}, AUPR {areas.aupr:.3f}"
+    style.tidy(axes, title, x=style.plain(quantity, 40), y="fraction of examples")
     style.legend(axes, loc="best")
     return figure
 
@@ -210,12 +203,11 @@ def predicted_against_true(numbers: Mapping[str, Any], labels: object) -> Figure
     figure, axes = style.one_panel(4.8)
     few = np.linspace(0, len(truth) - 1, min(len(truth), _MOST_INTERVALS)).astype(int)
     errors = np.maximum(np.stack([mean - low, high - mean])[:, few], 0)
-    axes.errorbar(
-        truth[few], mean[few], errors, fmt="none", ecolor=style.SKY, elinewidth=1.2, label="90 % interval", zorder=1
-    )
+    look: dict[str, Any] = {"fmt": "none", "ecolor": style.SKY, "elinewidth": 1.2, "zorder": 1}
+    axes.errorbar(truth[few], mean[few], errors, label="90 % interval", **look)
     axes.scatter(truth, mean, s=12, color=style.BLUE, label="mean", zorder=2)
     ends = [min(truth.min(), mean.min()), max(truth.max(), mean.max())]
-    axes.plot(ends, ends, color=style.INK, linestyle="--", linewidth=1.2, label="predicted = true")
+    axes.plot(ends, ends, label="predicted = true", **style.DASHED)
     style.tidy(axes, "Predictions of the test set", x="true", y="predicted", grid="both")
     style.figure_legend(figure, axes)
     return figure
@@ -230,7 +222,7 @@ def interval_coverage(numbers: Mapping[str, Any], labels: object) -> Figure:
     error = 2 * np.sqrt(wanted * (1 - wanted) / len(z))
     figure, axes = style.one_panel(4.6)
     axes.fill_between(wanted, wanted - error, wanted + error, color=style.GRID, linewidth=0, label="chance, ±2 sd")
-    axes.plot([0, 1], [0, 1], color=style.INK, linestyle="--", linewidth=1.2, label="calibrated")
+    axes.plot([0, 1], [0, 1], label="calibrated", **style.DASHED)
     axes.plot(wanted, coverage, color=style.BLUE, linewidth=1.8, label="observed")
     axes.set(xlim=(0, 1), ylim=(0, 1))
     style.tidy(axes, "Coverage of the intervals", x="nominal coverage", y="observed coverage", grid="both")
@@ -249,7 +241,7 @@ def error_retention(numbers: Mapping[str, Any], labels: object) -> Figure:
         first = max(1, len(squares) // 20)  # The mean of a few says little.
         axes.plot(fraction[first - 1 :], errors[first - 1 :], linewidth=1.8, label=f"by {name}", **style.line(i))
     level = float(np.sqrt(squares.mean()))
-    axes.axhline(level, color=style.MUTED, linewidth=1.5, linestyle=(0, (1, 1.5)), label=f"random ({level:.4g})")
+    axes.axhline(level, label=f"random ({level:.4g})", **style.DOTTED)
     axes.set_xlim(0, 1)
     style.tidy(axes, "RMSE against coverage", x="coverage: fraction of examples answered", y="RMSE")
     style.figure_legend(figure, axes)

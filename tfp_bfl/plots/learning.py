@@ -36,7 +36,12 @@ def learning_curve(rounds: Rounds) -> Figure:
     standard deviation over the weights, in units of the weights, on a logarithmic axis). A model without a posterior
     has no such keys.
     """
-    scores = {key: functools.partial(_score, key=key) for key in ("accuracy", "rmse")}
+
+    def score(axes: Axes, rounds: Rounds, key: str) -> None:
+        _line(axes, rounds, key, "test", color=style.BLUE)
+        style.tidy(axes, _COMPARED[key][0], y=_COMPARED[key][1])
+
+    scores = {key: functools.partial(score, key=key) for key in ("accuracy", "rmse")}
     ways: dict[str, Callable[..., None]] = {**scores, "test_nll": _loss, "stddev_median": _stddevs}
     has = lambda key: _has(rounds, key) or (key == "test_nll" and _has(rounds, "nll"))
     return _figure([rounds], [functools.partial(draw, rounds=rounds) for key, draw in ways.items() if has(key)])
@@ -98,11 +103,6 @@ def _line(axes: Axes, rounds: Rounds, key: str, label: str, **look: Any) -> None
     axes.plot(x, y, label=label, linewidth=1.8, marker="o" if x.size <= 30 else "", markersize=4, **look)
 
 
-def _score(axes: Axes, rounds: Rounds, key: str) -> None:
-    _line(axes, rounds, key, "test", color=style.BLUE)
-    style.tidy(axes, _COMPARED[key][0], y=_COMPARED[key][1])
-
-
 def _loss(axes: Axes, rounds: Rounds) -> None:
     _line(axes, rounds, "test_nll", "test", color=style.BLUE)
     _line(axes, rounds, "nll", "training", color=style.ORANGE)
@@ -134,38 +134,28 @@ def chain_traces(values: Mapping[str, Any], rounds: Any | None = None) -> Figure
     one of each kept round [M, R], such as `Chains.metrics`, or one weight of the samples; rounds are 1 to R by default.
     """
     chains = {name: np.asarray(x, np.float64) for name, x in values.items()}
-    _check(chains, rounds)
+    if not chains:
+        raise InvalidArgument("There is nothing to draw: give values of the chains by name, [M, R] each.")
+    for name, x in chains.items():
+        if x.ndim != 2 or x.shape[1] < 4:
+            raise InvalidArgument(f"{name} must be of shape [M, R], R at least 4, but has the shape {x.shape}.")
+        if not np.all(np.isfinite(x)):
+            raise InvalidArgument(f"{name} must be finite numbers, but has values that are not finite.")
+        if rounds is not None and len(rounds) != x.shape[1]:
+            raise InvalidArgument(f"{name} is of {x.shape[1]} rounds, but {len(rounds)} numbers of rounds are given.")
     figure = style.new_figure(height=0.4 + 2.1 * len(chains), width=8.0)
     panels = figure.subplots(len(chains), 2, squeeze=False, sharey="row", width_ratios=(3, 1))
     for (name, of_chains), (trace, marginal) in zip(chains.items(), panels):
-        _draw(trace, marginal, name, of_chains, rounds)
+        bins = np.histogram_bin_edges(of_chains, 30).tolist()
+        for number, x in enumerate(of_chains):
+            look = {**style.line(number), "linestyle": "-"}
+            at, weights = np.arange(1, len(x) + 1) if rounds is None else rounds, np.full(len(x), 1 / len(x))
+            trace.plot(at, x, **look, linewidth=0.8, label=f"chain {number}")
+            marginal.hist(x, bins, weights=weights, orientation="horizontal", histtype="step", color=look["color"])
+        agree, draws = potential_scale_reduction(of_chains), effective_sample_size(of_chains)
+        style.tidy(trace, f"{style.plain(name, 30)}: R-hat {agree:.3f}, {draws:.0f} effective samples")
+        style.tidy(marginal)
     panels[-1, 0].set_xlabel("round", fontsize=style.SIZE, color=style.INK)
     panels[-1, 1].set_xlabel("fraction", fontsize=style.SIZE, color=style.INK)
     style.figure_legend(figure, panels[0, 0])
     return figure
-
-
-def _draw(trace: Axes, marginal: Axes, name: str, chains: np.ndarray, rounds: Any | None) -> None:
-    bins = np.histogram_bin_edges(chains, 30).tolist()
-    for number, of_chain in enumerate(chains):
-        look = {**style.line(number), "linestyle": "-"}
-        at = np.arange(1, len(of_chain) + 1) if rounds is None else rounds
-        trace.plot(at, of_chain, **look, linewidth=0.8, label=f"chain {number}")
-        weights = np.full(len(of_chain), 1 / len(of_chain))
-        marginal.hist(of_chain, bins, weights=weights, orientation="horizontal", histtype="step", color=look["color"])
-    agree, draws = potential_scale_reduction(chains), effective_sample_size(chains)
-    style.tidy(trace, f"{style.plain(name, 30)}: R-hat {agree:.3f}, {draws:.0f} effective samples")
-    style.tidy(marginal)
-
-
-def _check(chains: Mapping[str, np.ndarray], rounds: Any | None) -> None:
-    if not chains:
-        raise InvalidArgument("There is nothing to draw: give values of the chains by name, [M, R] each.")
-    for name, x in chains.items():
-        if x.ndim != 2 or x.shape[1] < 4 or not np.all(np.isfinite(x)):
-            raise InvalidArgument(
-                f"{name} must be finite numbers of shape [M, R], R at least 4, but has the shape {x.shape}"
-                f"{'' if np.all(np.isfinite(x)) else ' and values that are not finite'}."
-            )
-        if rounds is not None and len(rounds) != x.shape[1]:
-            raise InvalidArgument(f"{name} is of {x.shape[1]} rounds, but {len(rounds)} numbers of rounds are given.")

@@ -55,7 +55,9 @@ class Table(NamedTuple):
         columns = zip(*(cells for _, cells in self.rows))
         heads = [max(map(len, _pieces(name)), default=0) for name in self.head]
         names = [min(_COMFORT, max((len(name) for name, _ in self.rows), default=0))]
-        widths = [*names, *(max(map(_least_letters, column)) for column in columns)]
+        # Letters of a cell that stay in one line.
+        least = lambda cell: max(map(len, _pieces(cell.text)), default=0) if cell.is_words else len(cell.text)
+        widths = [*names, *(max(map(least, column)) for column in columns)]
         letters = sum(map(max, zip(heads, widths)))
         return 4 * math.ceil((_LETTER * letters + _PADDING * len(heads)) / 4)
 
@@ -133,18 +135,15 @@ def picture(figure: Figure, caption: str = "") -> Picture:
     # The fixed salt and the missing date make the same run give the same file.
     with matplotlib.rc_context({"svg.hashsalt": "tfp_bfl", "svg.fonttype": "path"}):
         figure.savefig(data, format="svg", metadata={"Date": None})
-    text = data.getvalue().decode("utf-8").replace("</style>", f"{_dark_style()}</style>", 1)
-    ratio = figure.get_figheight() / figure.get_figwidth()
-    return Picture(caption, uri("image/svg+xml", text.encode("utf-8")), _description(figure), ratio)
-
-
-def _dark_style() -> str:
-    """Return rules that give an SVG of matplotlib the dark colours where its page is dark."""
+    # The dark colours where the page is dark.
     rules = ["svg{color-scheme:light dark}"]
     for light, dark in style.DARK.items():
         for role in ("fill", "stroke"):
             rules.append(f'[style*="{role}: {light.lower()}"]{{{role}:{dark.lower()} !important}}')
-    return f"\n@media (prefers-color-scheme: dark){{{''.join(rules)}}}"
+    dark_style = f"\n@media (prefers-color-scheme: dark){{{''.join(rules)}}}"
+    text = data.getvalue().decode("utf-8").replace("</style>", f"{dark_style}</style>", 1)
+    ratio = figure.get_figheight() / figure.get_figwidth()
+    return Picture(caption, uri("image/svg+xml", text.encode("utf-8")), _description(figure), ratio)
 
 
 def _description(figure: Figure) -> str:
@@ -173,7 +172,9 @@ def write_page(
     Missing folders are made.
     """
     templates = environment("tfp_bfl.plots")
-    templates.filters["breakable"] = _breakable
+    # A text may continue in the next line after a mark, and inside a long word such as a checksum.
+    pieces = lambda text: (Markup("<wbr>").join(map(escape, _parts(word))) for word in text.split(" "))
+    templates.filters["breakable"] = lambda text: Markup(" ").join(pieces(text))
     page = templates.get_template("report.html.jinja").render(
         title=title,
         statements=statements,
@@ -218,11 +219,6 @@ def environment(package: str) -> jinja2.Environment:
     )
 
 
-def _breakable(text: str) -> Markup:
-    """Return a text that may continue in the next line after a mark, and inside a long word such as a checksum."""
-    return Markup(" ").join(Markup("<wbr>").join(map(escape, _parts(word))) for word in text.split(" "))
-
-
 def _parts(word: str) -> list[str]:
     """Return a word's parts, of which each stays in one line."""
     parts = _BREAKS.split(word)
@@ -231,8 +227,3 @@ def _parts(word: str) -> list[str]:
 
 def _pieces(text: str) -> list[str]:
     return [part for word in text.split() for part in _parts(word)]
-
-
-def _least_letters(cell: Cell) -> int:
-    """Return the number of letters of a cell that stay in one line."""
-    return max(map(len, _pieces(cell.text)), default=0) if cell.is_words else len(cell.text)

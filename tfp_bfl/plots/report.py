@@ -51,15 +51,12 @@ def write_report(
     if not names or len(set(names)) < len(names):
         raise InvalidArgument(f"A report needs at least one run, and a name of its own for each, not {names}.")
     single = len(runs) == 1
-    notices = [
-        *warnings,
-        *(warning if single else f"{run.name}: {warning}" for run in runs for warning in run.warnings),
-    ]
+    of = lambda run, sentence: sentence if single else f"{run.name}: {sentence}"
     return write_page(
         path,
         title or " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])),
-        [f"{run.statement}." if single else f"{run.name}: {run.statement}." for run in runs if run.statement],
-        notices,
+        [of(run, f"{run.statement}.") for run in runs if run.statement],
+        [*warnings, *(of(run, warning) for run in runs for warning in run.warnings)],
         tables.headlines(runs[0]) if single and not repeated else [],
         [*sections(runs, out_of_distribution, figures, repeated)],
     )

@@ -52,31 +52,20 @@ class RunResults(NamedTuple):
     client_names: Sequence[str] = ()
 
 
-def _in_units_of_labels(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return rounds without the training NLL, which is of standardised labels: the test set's differs by log(sd)."""
-    return [{name: x for name, x in row.items() if name != "nll"} for row in rounds]
-
-
 def run_figures(run: RunResults) -> dict[str, Figure]:
     """Return the figures of one run by name; those that its results don't suffice for are left out."""
-    if run.numbers is not None:
-        learning = {"learning_curve": learning_curve(_in_units_of_labels(run.rounds))} if run.rounds else {}
-        return {**learning, **regression_figures(run.numbers, run.labels)}
-    if run.sections is not None:
-        # Without classes the labels are numbers.
-        rounds = run.rounds if run.class_names else _in_units_of_labels(run.rounds)
-        return {"learning_curve": learning_curve(rounds)} if rounds else {}
-    figures = {
-        "learning_curve": learning_curve(run.rounds) if run.rounds else None,
-        "reliability_diagram": reliability_diagram(run.probabilities, run.labels),
-        "retention_curves": retention_curves(run.probabilities, run.labels, run.uncertainties),
-        "client_labels": None
-        if run.label_counts is None
-        else client_labels(run.label_counts, run.class_names, run.client_names),
-        "uncertain_examples": None
-        if run.features is None
-        else uncertain_examples(
-            run.features, run.labels, run.probabilities, run.uncertainties["entropy"], run.class_names
-        ),
-    }
+    if run.numbers is not None or run.sections is not None:
+        of_classes = run.numbers is None and run.class_names
+        # The training NLL of numbers is of standardised labels: the test set's differs by log(sd).
+        rounds = [{name: x for name, x in row.items() if of_classes or name != "nll"} for row in run.rounds]
+        learning = {"learning_curve": learning_curve(rounds)} if rounds else {}
+        return learning if run.numbers is None else {**learning, **regression_figures(run.numbers, run.labels)}
+    figures: dict[str, Figure | None] = {"learning_curve": learning_curve(run.rounds) if run.rounds else None}
+    figures["reliability_diagram"] = reliability_diagram(run.probabilities, run.labels)
+    figures["retention_curves"] = retention_curves(run.probabilities, run.labels, run.uncertainties)
+    if run.label_counts is not None:
+        figures["client_labels"] = client_labels(run.label_counts, run.class_names, run.client_names)
+    if run.features is not None:
+        predicted = run.labels, run.probabilities, run.uncertainties["entropy"], run.class_names
+        figures["uncertain_examples"] = uncertain_examples(run.features, *predicted)
     return {name: figure for name, figure in figures.items() if figure is not None}

@@ -53,9 +53,8 @@ class ScoreForm(NamedTuple):
     def mean(self, values: Sequence[float], key: str) -> str:
         """Format mean and standard deviation over the seeds, one at least."""
         found, scale, digits = over_seeds(values), self.scale(key), self.decimals(key)
-        return f"{scale * found.mean:.{digits}f}" + (
-            f" ± {scale * found.stddev:.{digits}f}" if found.number > 1 else ""
-        )
+        spread = f" ± {scale * found.stddev:.{digits}f}" if found.number > 1 else ""
+        return f"{scale * found.mean:.{digits}f}{spread}"
 
     def difference(self, found: Difference) -> str:
         """Format a difference and its interval."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -27,15 +28,22 @@ RELIABILITY = (
     "Bars that end on the dashed line mean that accuracy equals confidence. Lower bars mean overconfidence, higher "
     "bars underconfidence. The range about the line is two standard deviations of chance: wide in bins of few examples."
 )
+# The figures of a regression, by their headings, and how to read each.
+_OF_NUMBERS = {"predicted_against_true": "Predictions", "interval_coverage": "Coverage"}
+_OF_NUMBERS["error_retention"] = "RMSE and coverage"
+_HOW_OF_NUMBERS = (
+    "Each dot is an example of the test set. Nine of ten intervals should reach the dashed line.",
+    "A line on the diagonal means that observed coverage equals nominal coverage; below it intervals are too narrow, "
+    "above it too wide. The band is two standard deviations of chance.",
+    "A line that falls to the left means that the uncertainty detects large errors: the RMSE is lower on the examples "
+    "of lower uncertainty.",
+)
 # Number of runs in a table that fits half of the page.
 _MOST_BESIDE = 3
 
 
 def sections(
-    runs: Sequence[RunResults],
-    other: str,
-    drawn: Mapping[str, Figure] | None = None,
-    repeated: Sequence[Repeated] = (),
+    runs: Sequence[RunResults], other: str, drawn: Mapping[str, Figure] | None = None, repeated: Sequence[Repeated] = ()
 ) -> Iterator[Section]:
     """Yield the sections on runs, of classes, numbers or an edge, in the order of the page."""
     single, drawn = len(runs) == 1, drawn or {}
@@ -134,10 +142,7 @@ def _baselines(runs: Sequence[RunResults]) -> Iterator[Section]:
 
 def _learning(runs: Sequence[RunResults], drawn: Figure | None) -> Section:
     first = "Accuracy should rise and the loss fall" if runs[0].numbers is None else "Error and loss should fall"
-    how = (
-        f"{first} until both level off. Posterior standard deviations that fall "
-        "towards zero mean a collapsed posterior."
-    )
+    how = f"{first} until both level off. Posterior standard deviations that fall to zero mean a collapsed posterior."
     if len(runs) == 1:
         return Section("Learning curve", how, pictures=[picture(drawn or run_figures(runs[0])["learning_curve"])])
     figure = learning_comparison({run.name: run.rounds for run in runs if run.rounds})
@@ -145,43 +150,21 @@ def _learning(runs: Sequence[RunResults], drawn: Figure | None) -> Section:
 
 
 def _retention(runs: Sequence[RunResults], drawn: Figure | None) -> Section:
-    how = (
-        "A line that rises to the left means that the uncertainty detects errors: accuracy is higher on the "
-        "examples of lower uncertainty."
-    )
+    errors = "A line that rises to the left means that the uncertainty detects errors"
+    how = f"{errors}: accuracy is higher on the examples of lower uncertainty."
     if len(runs) == 1:
         figure = drawn or retention_curves(runs[0].probabilities, runs[0].labels, runs[0].uncertainties)
     else:
-        figure = retention_comparison(
-            {run.name: (run.probabilities, run.labels, run.uncertainties["entropy"]) for run in runs}
-        )
+        models = {run.name: (run.probabilities, run.labels, run.uncertainties["entropy"]) for run in runs}
+        figure = retention_comparison(models)
     return Section("Retention curves", how, pictures=[picture(figure)])
 
 
 def _regression(runs: Sequence[RunResults], drawn: Mapping[str, Figure]) -> Iterator[Section]:
     """Return the section on runs that predict numbers."""
-    figures = [
-        drawn if len(runs) == 1 and drawn else regression_figures(run.numbers, run.labels)
-        for run in runs
-        if run.numbers is not None
-    ]
-    sections = {
-        "predicted_against_true": (
-            "Predictions",
-            "Each dot is an example of the test set. Nine of ten intervals should reach the dashed line.",
-        ),
-        "interval_coverage": (
-            "Coverage",
-            "A line on the diagonal means that observed coverage equals nominal coverage; below it intervals are too "
-            "narrow, above it too wide. The band is two standard deviations of chance.",
-        ),
-        "error_retention": (
-            "RMSE and coverage",
-            "A line that falls to the left means that the uncertainty detects large errors: the RMSE is lower on the "
-            "examples of lower uncertainty.",
-        ),
-    }
-    for name, (heading, how) in sections.items():
+    of_numbers = [(run.numbers, run.labels) for run in runs if run.numbers is not None]
+    figures = [drawn] if len(runs) == 1 and drawn else [regression_figures(*own) for own in of_numbers]
+    for (name, heading), how in zip(_OF_NUMBERS.items(), _HOW_OF_NUMBERS):
         yield Section(heading, how, pictures=_each(runs, [own[name] for own in figures]), is_wide=len(runs) > 1)
 
 
@@ -191,29 +174,20 @@ def _out_of_distribution(runs: Sequence[RunResults], other: str) -> Section:
         **{"mutual_information": "mutual information", "unusual": "score of unusual examples"},
     }
     compared = [run for run in runs if run.out_of_distribution]
-    quantities = {
-        key: name
-        for key, name in names.items()
-        if any(all(x is not None for x in tables.of_both(run, key)) for run in compared)
-    }
+    is_recorded = lambda run, key: all(x is not None for x in tables.of_both(run, key))
+    quantities = {key: name for key, name in names.items() if any(is_recorded(run, key) for run in compared)}
     pictures = []
     for run in compared:
         for quantity, name in quantities.items():
             inside, outside = tables.of_both(run, quantity)
             if inside is None or outside is None or not (np.any(inside) or np.any(outside)):
                 continue  # A deterministic model has no epistemic part.
-            figure = uncertainty_density(
-                inside,
-                outside,
-                quantity=name,
-                name_in="test set",
-                name_out=other or "elsewhere",
-                upper=1.0 if quantity == "entropy" else None,
-            )
+            upper, outer = 1.0 if quantity == "entropy" else None, other or "elsewhere"
+            options: dict[str, Any] = {"quantity": name, "name_in": "test set", "name_out": outer, "upper": upper}
+            figure = uncertainty_density(inside, outside, **options)
             pictures.append(picture(figure, run.name if len(runs) > 1 else ""))
     sizes = [(len(run.labels), len(next(iter((run.out_of_distribution or {}).values())))) for run in compared]
-    share = [outside / (inside + outside) for inside, outside in sizes]
-    base = ", ".join(sorted({f"{value:.2f}" for value in share}))
+    base = ", ".join(sorted({f"{outside / (inside + outside):.2f}" for inside, outside in sizes}))
     return Section(
         "Out of distribution",
         f"Scores of examples from {other or 'elsewhere'}, on which the model was not trained: the less the two "
@@ -288,29 +262,26 @@ def _cut(runs: Sequence[RunResults]) -> str:
 
 def _examples(runs: Sequence[RunResults]) -> Iterator[Section]:
     shown = [run for run in runs if run.features is not None and are_images(run.features)]
+    extreme = lambda run: extremes(np.asarray(run.uncertainties["entropy"]), 8)
+    groups = lambda run: [(title, [_example(run, i) for i in chosen]) for title, chosen in extreme(run)]
     if shown:
         yield Section(
             "Images of lowest and highest uncertainty",
             "Test images by predictive entropy (0 is certain, 1 is uniform). Images of low uncertainty should be easy "
             "to classify by eye, images of high uncertainty hard.",
-            galleries=[Gallery(run.name if len(runs) > 1 else "", _galleries(run)) for run in shown],
+            galleries=[Gallery(run.name if len(runs) > 1 else "", groups(run)) for run in shown],
             is_wide=True,
         )
 
 
-def _galleries(run: RunResults, count: int = 8) -> list[tuple[str, list[Example]]]:
-    """Return the test images with the lowest and the highest uncertainty, each group under its heading."""
-    entropy = np.asarray(run.uncertainties["entropy"])
-    return [(title, [_example(run, i) for i in chosen]) for title, chosen in extremes(entropy, count)]
-
-
 def _example(run: RunResults, number: int) -> Example:
     p, truth = run.probabilities[number], int(run.labels[number])
-    guess = int(p.argmax())
+    guess, names, data = int(p.argmax()), run.class_names, io.BytesIO()
     confidence = f"{100 * float(p[guess]):.0f}\u00a0%"
-    names: Sequence[str] = run.class_names
+    image = run.features[number]  # type: ignore[index]
+    Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(data, format="png", optimize=True)
     return Example(
-        source=_png(run.features[number]),  # type: ignore[index]
+        source=uri("image/png", data.getvalue()),
         alt=f"Test image {number} of the class {names[truth]}",
         guess=str(names[guess]),
         confidence=confidence,
@@ -320,23 +291,13 @@ def _example(run: RunResults, number: int) -> Example:
     )
 
 
-def _png(image: np.ndarray) -> str:
-    data = io.BytesIO()
-    Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(data, format="png", optimize=True)
-    return uri("image/png", data.getvalue())
-
-
 def _records(runs: Sequence[RunResults]) -> Iterator[Section]:
     """Yield the sections of all settings and measurements."""
     single = len(runs) == 1
     settings = tables.settings(runs, differing=None if single else False)
     if settings.rows:
-        heading, how = (
-            ("Configuration", "The options of this run.")
-            if single
-            else ("Common options", "Options that are the same in all runs.")
-        )
-        yield Section(heading, how, tables=[settings], is_folded=True)
+        own, common = ("Configuration", "The options of this run."), ("Common options", "Options of all runs.")
+        yield Section(*(own if single else common), tables=[settings], is_folded=True)
     for run in runs:
         if run.rounds:
             heading = f"Rounds ({len(run.rounds)})" + ("" if single else f" of {run.name}")

@@ -25,18 +25,13 @@ ON_BLUE = "#FEFEFE"
 
 # What a dark page shows instead, at the same contrast.
 DARK = {
-    "#FFFFFF": "#1F2429",
-    INK: "#E8EAED",
-    MUTED: "#A3ABB5",
-    GRID: "#3B434C",
-    BLUE: "#4DA3E8",
-    ORANGE: "#F58A3C",
-    GREEN: "#2FC79A",
-    PURPLE: "#DE9CC4",
-    AMBER: "#F0B429",
-    SKY: "#9AD6FF",
+    **{"#FFFFFF": "#1F2429", INK: "#E8EAED", MUTED: "#A3ABB5", GRID: "#3B434C", BLUE: "#4DA3E8", ORANGE: "#F58A3C"},
+    **{GREEN: "#2FC79A", PURPLE: "#DE9CC4", AMBER: "#F0B429", SKY: "#9AD6FF"},
 }
 
+# Lines that others are compared with: of chance, and of the ideal.
+DOTTED: dict[str, Any] = {"color": MUTED, "linewidth": 1.5, "linestyle": (0, (1, 1.5))}
+DASHED: dict[str, Any] = {"color": INK, "linewidth": 1.2, "linestyle": "--"}
 WIDTH = 6.4
 SIZE = 11
 

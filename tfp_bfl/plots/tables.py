@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tfp_bfl.evaluation.classification import ClassScores, class_scores
+from tfp_bfl.evaluation.classification import class_scores
 from tfp_bfl.evaluation.unusual import auroc_interval, out_of_distribution
 from tfp_bfl.labels import duration, label_of
 from tfp_bfl.plots.page import Cell, Headline, Table, table
@@ -55,12 +54,8 @@ _HIGHER = ("macro_recall", "macro_precision", "auroc", "sensitivity", "specifici
 BETTER = {"accuracy": 1, **dict.fromkeys(("rmse", "mae", "test_nll", "ece", "brier", "mce"), -1)}
 BETTER |= {**dict.fromkeys(_HIGHER, 1), "crps": -1}
 BETTER |= {f"{prefix}{name}": direction for prefix in _OF_PARTS for name, direction in BETTER.items()}
-BETTER |= {
-    f"{adapted}{group}_accuracy{least}": 1
-    for group in ("client", "unseen_client")
-    for adapted in ("", "adapted_")
-    for least in ("", "_least")
-}
+_PREFIXES = ("client", "adapted_client", "unseen_client", "adapted_unseen_client")
+BETTER |= {f"{prefix}_accuracy{least}": 1 for prefix in _PREFIXES for least in ("", "_least")}
 # Scores from 0 to 1 that are a fraction of examples or of probability, besides every accuracy.
 _SHARES = {"ece", "mce", "macro_recall", "macro_precision", "coverage", "epistemic_share"}
 
@@ -88,17 +83,15 @@ def results(runs: Sequence[RunResults]) -> Table:
     for summary in summaries:
         if "aleatoric" in summary and "epistemic" in summary:
             summary["variance"] = float(summary["aleatoric"]) + float(summary["epistemic"])
-    values = {key: [summary.get(key) for summary in summaries] for key in _together(_keys(summaries))}
+    keys = _keys(summaries)
+    # Those that add up stand one after another.
+    parts = [key for key in ("aleatoric", "epistemic", "variance") if key in keys]
+    place = keys.index(parts[0]) if parts else 0
+    keys = [*(k for k in keys[:place] if k not in parts), *parts, *(k for k in keys[place:] if k not in parts)]
+    values = {key: [summary.get(key) for summary in summaries] for key in keys}
     # A key without values: such as the round of a collapse that did not come.
     rows = [(label_of(key), map(_cell, x)) for key, x in values.items() if any(value is not None for value in x)]
     return table("Results", _heads(runs), rows)
-
-
-def _together(keys: list[str]) -> list[str]:
-    """Return the keys, those of parts that add up one after another."""
-    parts = [key for key in ("aleatoric", "epistemic", "variance") if key in keys]
-    place = keys.index(parts[0]) if parts else 0
-    return [*(k for k in keys[:place] if k not in parts), *parts, *(k for k in keys[place:] if k not in parts)]
 
 
 def _cell(value: object) -> Cell:
@@ -146,7 +139,15 @@ def out_of_distribution_scores(runs: Sequence[RunResults], quantities: Mapping[s
     """Return the AUROC, with its 95 % interval, and AUPR of each score: key -> what it is called."""
     rows = []
     for quantity, name in quantities.items():
-        scores = [_separation(run, quantity) for run in runs]
+        scores = []
+        for run in runs:
+            inside, outside = of_both(run, quantity)
+            if inside is None or outside is None or not (np.any(inside) or np.any(outside)):
+                scores.append((DASH, DASH))
+                continue
+            found = out_of_distribution(inside, outside)
+            low, high = auroc_interval(found.auroc, len(inside), len(outside))
+            scores.append((f"{found.auroc:.3f} [{low:.3f}, {high:.3f}]", f"{found.aupr:.3f}"))
         rows += [(f"{area} of the {name}", [pair[i] for pair in scores]) for i, area in enumerate(("AUROC", "AUPR"))]
     return table("Scores", _heads(runs), rows)
 
@@ -155,16 +156,6 @@ def of_both(run: RunResults, quantity: str) -> tuple[np.ndarray | None, np.ndarr
     """Return an uncertainty of the test set and of the out-of-distribution examples, each None if not recorded."""
     inside = {**run.uncertainties, **(run.numbers or {}), "unusual": run.unusual}
     return inside.get(quantity), (run.out_of_distribution or {}).get(quantity)
-
-
-def _separation(run: RunResults, quantity: str) -> tuple[str, str]:
-    """Return the AUROC with its interval, and the AUPR, in digits."""
-    inside, outside = of_both(run, quantity)
-    if inside is None or outside is None or not (np.any(inside) or np.any(outside)):
-        return DASH, DASH
-    found = out_of_distribution(inside, outside)
-    low, high = auroc_interval(found.auroc, len(inside), len(outside))
-    return f"{found.auroc:.3f} [{low:.3f}, {high:.3f}]", f"{found.aupr:.3f}"
 
 
 def of_classes(run: RunResults) -> tuple[str, list[Table]]:
@@ -178,21 +169,14 @@ def of_classes(run: RunResults) -> tuple[str, list[Table]]:
     if len(names) <= MOST_CONFUSED:
         confusion = [(name, map(str, row)) for name, row in zip(names, scores.confusion.tolist())]
         tables.append(table("Confusion matrix", ["label, predicted as", *names], confusion))
-    return _in_words(scores, names), tables
-
-
-def _in_words(scores: ClassScores, names: Sequence[str]) -> str:
     words = [f"Balanced accuracy {scores.balanced_accuracy:.3f}"]
     words += [] if scores.auroc is None else [f"AUROC {scores.auroc:.3f}"]
-    for what, name, recall in (
-        ("sensitivity", names[-1], scores.sensitivity),
-        ("specificity", names[0], scores.specificity),
-    ):
-        if recall is not None:
+    for what, name in (("sensitivity", names[-1]), ("specificity", names[0])):
+        if (recall := getattr(scores, what)) is not None:
             words += [f"{what} (recall of {name}) {recall.value:.3f} [{recall.low:.3f}, {recall.high:.3f}]"]
     more = f" The first {MOST_CLASSES} classes." if len(names) > MOST_CLASSES else ""
     interval = " Brackets: 95 % intervals (Wilson)." if scores.sensitivity or scores.specificity else ""
-    return f"{'; '.join(words)}.{interval}{more}"
+    return f"{'; '.join(words)}.{interval}{more}", tables
 
 
 def baselines(runs: Sequence[RunResults]) -> Table:
@@ -252,10 +236,9 @@ def client_sizes(run: RunResults) -> Table:
     """Return the numbers of examples and classes of each client, and the rounds in which it was left out."""
     counts, faulty = np.asarray(run.label_counts), faulty_rounds(run.rounds)
     names = run.client_names or [str(k) for k in range(len(counts))]
-    rows = [
-        (name, [f"{own.sum():g}", str(np.count_nonzero(own)), *([str(faulty.get(str(k), 0))] if faulty else [])])
-        for k, (name, own) in enumerate(zip(names, counts[:MOST_CLIENTS]))
-    ]
+    of = lambda k: [str(faulty.get(str(k), 0))] if faulty else []
+    held = enumerate(zip(names, counts[:MOST_CLIENTS]))
+    rows = [(name, [f"{own.sum():g}", str(np.count_nonzero(own)), *of(k)]) for k, (name, own) in held]
     return table("Clients", ["client", "examples", "classes", *(["faulty rounds"] if faulty else [])], rows)
 
 
@@ -271,15 +254,13 @@ def faulty_rounds(rounds: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 def rounds(run: RunResults) -> Table:
     """Return all that was recorded of each round."""
     columns = [key for key in _keys(run.rounds) if key != "round"]
-    cells = lambda row: [typed(row.get(key), functools.partial(_in_round, key)) for key in columns]
+    is_time = lambda key, value: value is not None and key in ("seconds", "train_seconds")
+    form = lambda key: lambda value: duration(float(value)) if is_time(key, value) else text(value)
+    cells = lambda row: [typed(row.get(key), form(key)) for key in columns]
     rows = [(text(row.get("round")), cells(row)) for row in run.rounds]
     # Of a round these are sums over its clients.
     names = {"seconds": "Time", "pruned_weights": "Pruned weights, all clients"}
     return table(f"Rounds ({len(rows)})", ["Round", *(names.get(key) or label_of(key) for key in columns)], rows)
-
-
-def _in_round(key: str, value: Any) -> str:
-    return duration(float(value)) if value is not None and key in ("seconds", "train_seconds") else text(value)
 
 
 def _heads(runs: Sequence[RunResults]) -> list[str]:

@@ -14,16 +14,7 @@ if TYPE_CHECKING:
     from tfp_bfl.sites.schema import agree, check_description, describe, doubts, fitted
     from tfp_bfl.sites.sealed import SealedEngine, SealedParty
 
-export_later(
-    __name__,
-    {
-        **dict.fromkeys(("from_arrays", "to_arrays"), "tfp_bfl.sites.arrays"),
-        "KEY_BYTES": "tfp_bfl.sites.masks",
-        **dict.fromkeys(("Party", "PartyEngine", "Transport", "simulate_parties"), "tfp_bfl.sites.party"),
-        **dict.fromkeys(("agree", "check_description", "describe", "doubts", "fitted"), "tfp_bfl.sites.schema"),
-        **dict.fromkeys(("SealedEngine", "SealedParty"), "tfp_bfl.sites.sealed"),
-    },
-)
+export_later(__name__)
 
 __all__ = [
     "KEY_BYTES",

@@ -12,7 +12,7 @@ import numpy as np
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
 from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, config_in, in_columns, num_samples, read_predictions
-from tfp_bfl.data._random import generator
+from tfp_bfl.data.partitions import generator
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
 

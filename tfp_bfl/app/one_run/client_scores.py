@@ -13,7 +13,7 @@ import numpy as np
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run.records import names_in
 from tfp_bfl.app.options.config import RunConfig
-from tfp_bfl.data.partition_names import GIVEN
+from tfp_bfl.data.equal_partitions import GIVEN
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.options import class_weights
 

@@ -12,7 +12,7 @@ from tfp_bfl.app.options.given_data import GivenData, named, read_given, recorde
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.refusals import OF_DATA
 from tfp_bfl.data.cohorts import check_cohort_size
-from tfp_bfl.data.partition_names import GIVEN
+from tfp_bfl.data.equal_partitions import GIVEN
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.options.methods import serves
 

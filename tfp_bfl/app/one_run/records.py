@@ -15,7 +15,7 @@ from tfp_bfl import files
 from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import stated
-from tfp_bfl.data.partition_names import GIVEN
+from tfp_bfl.data.equal_partitions import GIVEN
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.faces import Later
 from tfp_bfl.files.arrays import read_arrays

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from tfp_bfl import data
 from tfp_bfl.app.options.own_model import GIVEN_DATA, is_trusted, load, taken_by, values_of
+from tfp_bfl.data.equal_partitions import GIVEN as GIVEN_PARTITION
 from tfp_bfl.data.own import NAME
-from tfp_bfl.data.partition_names import GIVEN as GIVEN_PARTITION
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files.code import called, name_of
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from tfp_bfl.faces import export_later
 
 if TYPE_CHECKING:
-    from tfp_bfl.engines.ray.runtime import RayRuntime, ray_runtime
+    from tfp_bfl.engines.ray.cluster import running  # noqa: F401
+    from tfp_bfl.engines.ray.runtime import RayRuntime, check_installed, ray_runtime  # noqa: F401
 
-_RUNTIME = dict.fromkeys(("RayRuntime", "check_installed", "ray_runtime"), "tfp_bfl.engines.ray.runtime")
-export_later(__name__, {**_RUNTIME, "running": "tfp_bfl.engines.ray.cluster"})
+export_later(__name__)
 
 __all__ = ["RayRuntime", "ray_runtime"]

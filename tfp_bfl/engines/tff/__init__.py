@@ -14,18 +14,11 @@ from tfp_bfl.faces import export_later
 
 if TYPE_CHECKING:
     from tfp_bfl.engines.tff.context import Runtime, local_workers, remote_workers
+    from tfp_bfl.engines.tff.engine import learning_process, running  # noqa: F401
     from tfp_bfl.engines.tff.installation import require_tff
     from tfp_bfl.engines.tff.workers import Tls
 
-export_later(
-    __name__,
-    {
-        **dict.fromkeys(("Runtime", "local_workers", "remote_workers"), "tfp_bfl.engines.tff.context"),
-        **dict.fromkeys(("learning_process", "running"), "tfp_bfl.engines.tff.engine"),
-        "Tls": "tfp_bfl.engines.tff.workers",
-        "require_tff": "tfp_bfl.engines.tff.installation",
-    },
-)
+export_later(__name__)
 
 __all__ = ["Runtime", "Tls", "local_workers", "remote_workers", "require_tff"]
 
