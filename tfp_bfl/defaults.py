@@ -36,3 +36,7 @@ def check_refused(algorithm: str, option: str) -> None:
     """Raise InvalidArgument with the reason, where an algorithm can't have an option for one."""
     if reason := _REFUSED.get(algorithm, {}).get(option):
         raise InvalidArgument(f"{algorithm} takes no {option}, as {reason}: leave it out.")
+
+
+# Posterior temperature of classes in `algorithms.default`, before it follows from the loss.
+TEMPERATURE_OF_DEFAULT = 0.06

@@ -168,12 +168,14 @@ def test_resolved_leaves_nothing_open_that_the_algorithm_fills_in(algorithm, reg
     config = make_config(None, {"algorithm": algorithm})
     found = resolve.resolved(config, regression)
     fields = type(config).model_fields
-    assert all(getattr(found, name) is not None for name in DEFAULTS if name in fields)
+    names = set(DEFAULTS) & set(fields) - ({"temperature"} if algorithm == "default" else set())
+    assert all(getattr(found, name) is not None for name in names)
     assert all(getattr(found, name) == getattr(config, name) for name in all_fields() if name not in fields)
     assert resolve.resolved(found, regression) == found
     assert make_config(None, found.recorded()) == found  # What is recorded is a configuration, and the same one.
     if "temperature" in fields:
-        assert found.temperature == (1.0 if regression else 0.06 if algorithm == "default" else TEMPERATURE)
+        follows = algorithm == "default" and not regression
+        assert found.temperature == (1.0 if regression else None if follows else TEMPERATURE)
 
 
 @pytest.mark.parametrize(
@@ -283,3 +285,13 @@ def test_program_client_work_and_command_line_have_one_set_of_defaults(monkeypat
     assert DEFAULT_INFERENCE in helps["inference"] and FACTORS_INFERENCE in helps["inference"]
     assert f"{DEFAULT_OPTIMIZER} " in helps["optimizer"]
     assert f"or {TEMPERATURE:g}, for regression 1" in helps["temperature"]
+
+
+def test_what_is_stated_of_a_temperature_that_follows_is_the_last_round_s():
+    trained = {"algorithm": "default", "temperature": "by the loss"}
+    rounds = [{"nll": 0.5, "temperature": np.float32(0.06)}, {"nll": 0.2, "temperature": np.float32(0.0123456)}]
+    assert resolve.at_last(trained, []) == resolve.at_last(trained, [{"nll": 0.5}]) == trained
+    found = resolve.at_last(trained, rounds)
+    assert found == {**trained, "temperature": pytest.approx(0.0123456)}
+    text = statement({"weights": "Gaussian weights", **found})
+    assert text.endswith("posterior at temperature 0.0123: as if each example had been seen 81 times")

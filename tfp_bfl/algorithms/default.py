@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, Unpack
 
 import tensorflow as tf
 
-from tfp_bfl import clients, federated, models
+from tfp_bfl import clients, federated, keras, models
 from tfp_bfl import weighting as weightings
 from tfp_bfl.algorithms.compose import Model, compose, passing_on, split_options
-from tfp_bfl.algorithms.drift import flat_values, mean_size, reach_of, relative_steps, with_flat_values
+from tfp_bfl.algorithms.drift import Reach, flat_values, mean_size, reach_of, relative_steps, with_flat_values
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
 from tfp_bfl.algorithms.options import WeighedOptions
-from tfp_bfl.contracts import ServerStep, Work
+from tfp_bfl.contracts import EXTENDED, ServerStep, Work
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.defaults import LOCAL_EPOCHS_OF_DEFAULT
+from tfp_bfl.defaults import LOCAL_EPOCHS_OF_DEFAULT, TEMPERATURE_OF_DEFAULT
 from tfp_bfl.errors import check_number
 from tfp_bfl.posterior import flatten
 from tfp_bfl.servers.optimizers import adam
 from tfp_bfl.tensors import Scalar
-from tfp_bfl.training.inference import TEMPERATURE_OF_DEFAULT, default_temperature
+from tfp_bfl.training.inference import default_temperature
 from tfp_bfl.training.natural import share_of_estimates
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, optimizer_rate
 from tfp_bfl.training.schedules import falling
 from tfp_bfl.training.updates import Schedule, rate_of
-from tfp_bfl.weights import ClientResult, ModelWeights, RoundSize, ServerMessage, layout
+from tfp_bfl.weights import AtTemperature, ClientResult, ModelWeights, RoundSize, ServerMessage, layout
 
 # The first learning rate of the server, in units of a weight (`_units`).
 SERVER_RATE = 0.1
@@ -37,6 +38,9 @@ FIRST_STDDEV = 0.02
 _ADAM = adam(1.0, beta_2=0.99)
 # Of a weight that is no kernel's, such as a bias.
 _UNIT = 0.1
+# Of the share of a guess's loss that training leaves, the posterior temperature; and its least and most.
+OF_LOSS = 1.5
+TEMPERATURES = 0.01, 0.15
 # Options of the clients' training that are part of the method.
 _OF_RECIPE = (
     *("optimizer_fn", "inference", "noise", "decay", "stddev_rate", "step_damping", "first_stddev", "kl"),
@@ -50,10 +54,14 @@ class AdaptiveSteps(NamedTuple):
     Fields:
       rounds: of the run, int32; 0 where they are not known.
       adam: of `servers.adam`, over means and point weights as one vector.
+      loss: the least mean loss of a round so far, as a share of log C, and T, which follows from it: scalars; () where
+        T is fixed.
     """
 
     rounds: Any
     adam: Any
+    loss: Any = ()
+    temperature: Any = ()
 
 
 @passing_on(clients.variational, without=_OF_RECIPE, local_epochs=LOCAL_EPOCHS_OF_DEFAULT)
@@ -73,17 +81,26 @@ def default(
     of the clients' gradients vanishes both rest, whatever the clients' sizes; what several local steps drift apart is
     in proportion to rho_r.
 
-    Precisions are the mean of the clients' curvatures, sum_k b_k (1 / t^2 + n h_k), from the first round on
+    Precisions are the mean of the clients' curvatures, sum_k b_k (1 / t^2 + n h_k / T), from the first round on
     (`training.natural.ByCurvature`, first_stddev). A model without Gaussian weights has the same steps of its weights,
     with Monte Carlo dropout's masks if it has them.
+
+    The posterior temperature T follows from the loss that training leaves. Of classes, where none is given,
+
+    T_r = clip(1.5 min_{j < r} sum_k b_k L_jk / log C, 0.01, 0.06 * 2.5^((1 - f_r)^2)),   T_0 = 0.06
+
+    with L_jk the mean loss of client k's training in round j and log C that of a guess among C classes. It is what the
+    dispersion is to the covariance of a generalised linear model: data that are learnt to the last example are as many
+    examples each as 1 / T, and what stays of the loss is noise. With T the part of the data in each precision changes
+    at once, 1 / s^2 - 1/ t^2 in proportion to 1 / T. One number a client is sent for it. With privacy T stays 0.06.
 
     Args:
       model_fn: builds a Keras model that returns logits; or such a model.
       server_learning_rate: eta_0.
       **options: of `compose`, and of `clients.variational`: local_epochs (by default 3), batch_size, learning_rate
-        (rho_0, a number), temperature (T; by default 0.06 for classes, and 1 for others) and likelihood. variance_bits
-        is 8 where nothing else of `compose` changes what clients send, so that a message is 1.25 times that of point
-        weights.
+        (rho_0, a number), temperature (T of all rounds; None for that above, and for 1 in regressions) and likelihood.
+        variance_bits is 8 where nothing else of `compose` changes what clients send, so that a message is 1.25 times
+        that of point weights.
 
     Source: Wang et al. 2020 (arXiv:2007.07481) for a / a_k; Reddi et al. 2021 (arXiv:2003.00295) for adaptive steps.
     That the average takes over as the rates fall is this library's.
@@ -96,16 +113,35 @@ def default(
     process = {name: x for name, x in process.items() if x is not None}
     work.setdefault("local_epochs", LOCAL_EPOCHS_OF_DEFAULT)
     model_fn = models.as_model_fn(model_fn)
-    is_gaussian = bool(layout(model_fn()).variational)
-    likelihood = work.get("likelihood", "categorical")
-    if work.get("temperature") is None:
-        work["temperature"] = default_temperature(likelihood, TEMPERATURE_OF_DEFAULT)
+    model = model_fn()
+    is_gaussian, given = bool(layout(model).variational), work.get("temperature")
+    usual = default_temperature(work.get("likelihood", "categorical"), TEMPERATURE_OF_DEFAULT)
+    follows = given is None and is_gaussian and usual != 1 and "privacy" not in process
+    guess = math.log(model.output_shape[-1]) if follows else None
+    work["temperature"] = usual if given is None else given
     check_number(server_learning_rate, "server_learning_rate")
     given_rate = work.pop("learning_rate", None)
     first_rate = optimizer_rate(DEFAULT_OPTIMIZER) if given_rate is None else check_number(given_rate, "learning_rate")
     rate = falling(first_rate, 2.0, 3e-3)
     local = clients.variational(model_fn, **work, learning_rate=rate, first_stddev=FIRST_STDDEV)
     reach = reach_of(**{name: x for name, x in work.items() if name != "weighting"}, learning_rate=rate)
+
+    changed = process.keys() & {"variance_bits", "secure_sums", "robust", "privacy"}
+    if is_gaussian and not changed and process.get("weighting") not in weightings.COMPARE_POSTERIORS:
+        process["variance_bits"] = 8
+        local = local._replace(settings=(*dict(local.settings).items(), ("variance_bits", 8)))
+    own, step = local.around(_sending(reach, first_rate, guess)), _server(server_learning_rate, rate)
+    if guess:
+        stated = {**dict(own.settings), "temperature": "by the loss"}
+        own = own._replace(extra=lambda weights: tf.constant(0.0), settings=tuple(stated.items()))
+        step = _following(step, model)
+    return compose(model_fn, own, DEFAULT_RULE, step, **process)
+
+
+def _sending(reach: Callable[..., Reach], first_rate: float, guess: float | None) -> Callable[..., ClientResult]:
+    """Return what a client sends around its training, as of a client of mean size; its loss as a share of that of a
+    guess, unless that is None.
+    """
 
     def estimated(message: ServerMessage, num_examples: Scalar) -> tf.Tensor:
         of_round = reach(message.round, num_examples, message.federation.rounds)
@@ -119,13 +155,49 @@ def default(
         own, usual = (estimated(message, x) for x in (result.num_examples, mean_size(message)))
         sent = lambda before, after: 1 / (1 / before + usual / own * (1 / after - 1 / before))
         variance = tf.nest.map_structure(sent, message.weights.posterior.variance, weights.posterior.variance)
-        return result._replace(weights=weights._replace(posterior=weights.posterior._replace(variance=variance)))
+        result = result._replace(weights=weights._replace(posterior=weights.posterior._replace(variance=variance)))
+        loss = tf.where(result.num_examples > 0, result.metrics.nll / guess, 0.0) if guess else ()
+        return result._replace(extra=loss)
 
-    changed = process.keys() & {"variance_bits", "secure_sums", "robust", "privacy"}
-    if is_gaussian and not changed and process.get("weighting") not in weightings.COMPARE_POSTERIORS:
-        process["variance_bits"] = 8
-        local = local._replace(settings=(*dict(local.settings).items(), ("variance_bits", 8)))
-    return compose(model_fn, local.around(run), DEFAULT_RULE, _server(server_learning_rate, rate), **process)
+    return run
+
+
+def _following(step: ServerStep, model: keras.Model) -> ServerStep:
+    """Return the step with a posterior temperature that follows from the loss of training."""
+    stddevs = [w.prior_stddev for w in layout(model).variational]
+    first, (least, most) = TEMPERATURE_OF_DEFAULT, TEMPERATURES
+    left = falling(1.0)
+
+    def initialize(weights: ModelWeights) -> AdaptiveSteps:
+        return step.initialize(weights)._replace(loss=tf.constant(1.0), temperature=tf.constant(first))
+
+    def advance(
+        state: AdaptiveSteps, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor, loss: tf.Tensor
+    ) -> tuple[AdaptiveSteps, ModelWeights]:
+        done = tf.square(1 - rate_of(left, state.adam["step"] + 1, state.rounds))
+        loss, bound = tf.minimum(state.loss, loss), first * (most / first) ** done
+        temperature = tf.clip_by_value(OF_LOSS * loss, least, bound)
+        state, weights = step.next(state._replace(loss=loss), weights, pooled, seed)
+        mean, variance = weights.posterior
+        heated = tuple(
+            _heated(m, v, t, state.temperature / temperature) for m, v, t in zip(mean, variance, stddevs, strict=True)
+        )
+        weights = weights._replace(posterior=weights.posterior._replace(variance=heated))
+        return state._replace(temperature=temperature), weights
+
+    return step._replace(
+        initialize=initialize,
+        next=advance,
+        takes=EXTENDED,
+        send=lambda state, weights: AtTemperature(state.temperature),
+        metrics=lambda state, weights, extra: {"temperature": state.temperature},
+    )
+
+
+def _heated(mean: tf.Tensor, variance: tf.Tensor, of_prior: float | None, factor: tf.Tensor) -> tf.Tensor:
+    """Return the variance after the data's part of the precision is multiplied; a hierarchical prior is of q itself."""
+    prior = 1 / (tf.square(mean) + variance) if of_prior is None else 1 / of_prior**2
+    return 1 / (prior + factor * tf.maximum(1 / variance - prior, 0.0))
 
 
 def _server(learning_rate: float, rate: Schedule) -> ServerStep:

@@ -19,7 +19,7 @@ from tfp_bfl.training.optimizers import Optimizer
 from tfp_bfl.training.passes import Passes, checked, with_passes
 from tfp_bfl.training.trainer import Trainer
 from tfp_bfl.training.updates import KLS, Schedule, target_of
-from tfp_bfl.weights import ClientResult, ServerMessage
+from tfp_bfl.weights import AtTemperature, ClientResult, ServerMessage
 
 
 @stating
@@ -78,7 +78,8 @@ def variational(
         that does not know the federation's size is alone.
       weighting: of the server, by which "total" finds n (`training.updates.target_of`).
       temperature: T. n is divided by it: T < 1 sharpens the posterior as if each example had been seen 1 / T times.
-        None for the default of the likelihood (`training.TEMPERATURES`), and for 1 with update_prior.
+        None for the default of the likelihood (`training.TEMPERATURES`), and for 1 with update_prior. That of a
+        `AtTemperature` message is in its place.
       likelihood: of the labels: "categorical", or for floats "gaussian:STDDEV", of a model of one output, or
         "heteroscedastic", of two.
       update_prior: from the second round on the prior is the posterior that the server pooled last, instead of the
@@ -112,7 +113,8 @@ def variational(
                 pooled, is_trained = trainer.weights.as_prior(message.weights.posterior), message.round > 0
                 choose = lambda new, own: new if pretrained else tf.where(is_trained, new, own)
                 prior = tf.nest.map_structure(choose, pooled, prior)
-            target = target_of(kl, weighting, temperature, prior, message.federation, tf.cast(number, tf.float32))
+            heat = message.extra.temperature if isinstance(message.extra, AtTemperature) else temperature
+            target = target_of(kl, weighting, heat, prior, message.federation, tf.cast(number, tf.float32))
             metrics, _ = trainer.train(message, examples, seed, local_epochs, batch_size, target=target)
             return ClientResult(trainer.weights.store(), number, metrics)
 

@@ -256,7 +256,7 @@ def _epistemic(temperature: float | None) -> str:
     if temperature is None or temperature == 1:
         return "More training data would\n  reduce it, if the approximate posterior is as wide as the exact one."
     change, than = ("sharpened", "less") if temperature < 1 else ("widened", "more")
-    posterior = f"The posterior is\n  {change} (posterior temperature {temperature:g})"
+    posterior = f"The posterior is\n  {change} (posterior temperature {temperature:.3g})"
     return f"{posterior}: this is {than} than more training data would\n  remove."
 
 

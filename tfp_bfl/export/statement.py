@@ -24,10 +24,10 @@ def in_words(temperature: float, of_covariance: bool = False) -> str:
     if temperature == 1:
         return "temperature 1: the Bayesian posterior"
     if of_covariance:
-        return f"posterior at temperature {temperature:g}: its covariance is {temperature:g} times the Bayesian one"
+        return f"posterior at temperature {temperature:.3g}: its covariance is {temperature:.3g} times the Bayesian one"
     times = 1 / temperature
     number = f"{times:,.0f}" if times >= 1000 else f"{times:.3g}"
-    return f"posterior at temperature {temperature:g}: as if each example had been seen {number} times"
+    return f"posterior at temperature {temperature:.3g}: as if each example had been seen {number} times"
 
 
 def statement(settings: Mapping[str, Any] | None) -> str:

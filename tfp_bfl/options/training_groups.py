@@ -137,8 +137,8 @@ class Tempered(Group):
 
     temperature: Positive | None = option(
         None,
-        "Posterior temperature T: as if each example had been seen 1/T times; by default 0.06 (algorithm default) or "
-        "0.01, for regression 1.",
+        "Posterior temperature T: as if each example had been seen 1/T times; by default it "
+        "follows from the loss (algorithm default) or is 0.01, and 1 for regression.",
     )
 
 

@@ -26,8 +26,6 @@ DEFAULT_INFERENCE = "curvature"
 # Posterior temperature by likelihood: within 0.006 nats of the best of 0.005 to 1 with all examples of three datasets
 # (experiments/default_posterior).
 TEMPERATURES = {"categorical": 0.01, "class_weighted": 0.01}
-# That of classes in algorithms.default.
-TEMPERATURE_OF_DEFAULT = 0.06
 NOISES = {"shared": "one draw of the weights for a batch", "flipout": "a draw for each example"}
 _NATURAL: dict[str, dict[str, Any]] = {
     "curvature": {},

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.layers import without_autograph
+from tfp_bfl.tensors import Scalar
 from tfp_bfl.training.optimizers import SGD, Optimizer, optimizer_of
 from tfp_bfl.weights import FlatWeights, Population
 from tfp_bfl.weights.flat import Draw, Prior
@@ -41,7 +42,7 @@ class Target(NamedTuple):
 def target_of(
     kl: str,
     weighting: str,
-    temperature: float,
+    temperature: Scalar,
     prior: Prior,
     federation: Population,
     num_examples: tf.Tensor,

@@ -9,6 +9,7 @@ from tfp_bfl.weights.change import (
 )
 from tfp_bfl.weights.exchange import (
     Anchor,
+    AtTemperature,
     ClientCurvature,
     ClientPosterior,
     ClientResult,
@@ -48,6 +49,7 @@ from tfp_bfl.weights.seeded import seeded
 
 __all__ = [
     "Anchor",
+    "AtTemperature",
     "ClientCurvature",
     "ClientPosterior",
     "ClientResult",

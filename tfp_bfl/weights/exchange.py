@@ -97,6 +97,12 @@ class LinearTerm(NamedTuple):
     gradient: Any
 
 
+class AtTemperature(NamedTuple):
+    """The posterior temperature that the server chose, a scalar, in `ServerMessage.extra`."""
+
+    temperature: Any
+
+
 class ServerMessage(NamedTuple):
     """The message of the server to a client of a round.
 

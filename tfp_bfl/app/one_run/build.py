@@ -13,6 +13,7 @@ from tfp_bfl.app.options import own_model
 from tfp_bfl.app.options.config import RunConfig, class_of
 from tfp_bfl.app.options.own_model import NO_CODE, OF_A_MODEL, Code, check_names, taken_by
 from tfp_bfl.app.options.resolve import LIKELIHOOD, check_effect, resolved, stated, weights_of
+from tfp_bfl.defaults import TEMPERATURE_OF_DEFAULT
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files.code import code_name
 from tfp_bfl.options import fits
@@ -199,6 +200,8 @@ def pretraining(config: RunConfig, source: bfl.data.Source, code: Code = NO_CODE
         config = resolved(config, source.target is not None)
         names = ("learning_rate", "optimizer", "inference", "temperature")
         options.update({name: getattr(config, name) for name in names if config.has(name)})
+        if options["temperature"] is None:
+            options["temperature"] = TEMPERATURE_OF_DEFAULT
     common = {name: getattr(config, name) for name in RunConfig.model_fields}
     options |= {"algorithm": "variational", "rule": "naive_weighted_average", "weighting": "equal"}
     alone = class_of("variational").model_construct(**{**common, **options})

@@ -14,7 +14,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
 from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import names_code
-from tfp_bfl.app.options.resolve import stated
+from tfp_bfl.app.options.resolve import at_last, stated
 from tfp_bfl.data.equal_partitions import GIVEN
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.faces import Later
@@ -152,7 +152,7 @@ def results(
     clients: bfl.data.Clients,
 ) -> RunResults:
     """Return the contents of a run's report; `predictions` are the arrays of its predictions.npz."""
-    settings = stated(config, weights_in(summary), summary.get("trained") or {})
+    settings = stated(config, weights_in(summary), at_last(summary.get("trained") or {}, rounds))
     return bfl.plots.RunResults(
         name=name,
         config=settings,

@@ -22,6 +22,7 @@ from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.one_run.run_folder import OnRound, Reporter, Row, free_folder, owned, recorder, reporter, write_results
 from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import NO_CODE, Code
+from tfp_bfl.app.options.resolve import at_last
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
 from tfp_bfl.options.methods import method_of
@@ -148,7 +149,8 @@ def _run(
             rounds=result.rounds,
             warnings=[*job.warnings, *result.warnings, *pipeline.compared(job, final, simple), *warnings],
         )
-        info = build.export_info(job.config, job.train, scores, job.weights, job.process.settings)
+        trained = at_last(job.process.settings, result.rounds)
+        info = build.export_info(job.config, job.train, scores, job.weights, trained)
         status.phase("SavedModel, figures and report")
         if not is_private:
             drift.record(folder, job.clients, job.train)

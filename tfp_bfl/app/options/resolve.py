@@ -7,7 +7,7 @@ values, from the same functions, so that the record of a run says what it comput
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
@@ -63,9 +63,8 @@ def resolved(config: RunConfig, regression: bool, weights: str | None = None, ki
         values["rule"] = config.rule or fixed_points.default_rule(settings.inference)
         if names_code(values["rule"]):  # Its KL scaling depends on a value that only the algorithm sees.
             del values["kl"]
-    elif config.has("temperature") and config.temperature is None and config.algorithm == "default":
-        likelihood = LIKELIHOOD if regression else "categorical"
-        values["temperature"] = inference.default_temperature(likelihood, inference.TEMPERATURE_OF_DEFAULT)
+    elif config.has("temperature") and config.algorithm == "default" and regression:
+        values["temperature"] = config.temperature or 1.0
     values = {name: x for name, x in values.items() if config.has(name)}  # Others stay as they are.
     if weights not in (None, GAUSSIAN):
         values = {name: x for name, x in values.items() if name not in _OF_POSTERIOR}
@@ -108,6 +107,12 @@ def stated(config: RunConfig, weights: str | None, trained: Mapping[str, Any]) -
     kept = {name for name, x in recorded.items() if (names_code(x) if is_own else x is not None)}
     recorded |= {name: x for name, x in trained.items() if name not in {*kept, *config.parameters}}
     return {"weights": weights, **{name: x for name, x in recorded.items() if name not in unused}}
+
+
+def at_last(trained: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return `BayesianProcess.settings` with the posterior temperature of the last round, where one followed."""
+    found = rounds[-1].get("temperature") if rounds else None
+    return trained if found is None else {**trained, "temperature": float(found)}
 
 
 def _unused(config: RunConfig, weights: str) -> list[str]:

@@ -139,7 +139,7 @@ def _serve(options: Mapping[str, Any], run: Submission, expelled: Mapping[str, s
             progress.phase(line)
         warnings = [*attendance.absences(), *doubts, *scores.absences(), *suspects]
         result = result._replace(warnings=[*warnings, *result.warnings])
-        stated = resolve.stated(config, weights, process.settings).items()
+        stated = resolve.stated(config, weights, resolve.at_last(process.settings, result.rounds)).items()
         recorded = {option: x for option, x in stated if option not in (*OF_ONE_PLACE, *OF_TABLES)}
         recorded |= {name: to_csv([x]).rstrip("\n") if isinstance(x, list) else x for name, x in of_tables.items()}
         write_results(run, recorded, parties, result, scores.last, privacy)
