@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from experiments.default_posterior.config import BYTES_OF, CURVES, ROUNDS
 from experiments.default_posterior.curves import Curve, Record, curves_of, is_finished, scores_of
@@ -105,7 +106,7 @@ def curves_table(records: dict[str, Record]) -> Lines:
 
 def curve_figure(curves: dict[str, Curve], title: str) -> Figure:
     """Draw NLL and OOD AUROC against bytes and client steps, a line for each method."""
-    figure = style.new_figure(height=8, width=10)
+    figure = style.new_figure(height=9, width=10)
     panels = figure.subplots(len(FIGURES), len(COSTS), sharey="row", sharex="col")
     for (i, (column, y)), (j, (cost, x)) in (
         (a, b) for a in enumerate(FIGURES.items()) for b in enumerate(COSTS.items())
@@ -119,6 +120,9 @@ def curve_figure(curves: dict[str, Curve], title: str) -> Figure:
             if points:
                 axes.plot(*zip(*points), marker="o", label=method.replace("_", " "), **style.line(number))
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         style.tidy(axes, title if i + j == 0 else "", x if i == 1 else "", y if j == 0 else "")
         if column == "nll":
             style.logarithmic(axes)

@@ -20,6 +20,7 @@ from experiments.cells import Study, write_summary
 from experiments.default_posterior.cell import method_of, on_held_out, on_test
 from experiments.default_posterior.config import (
     BY_SKEW,
+    CURVE_RATES,
     CURVE_SEEDS,
     CURVES,
     FALL,
@@ -51,18 +52,19 @@ def curve_cells() -> Iterator[tuple[str, Options]]:
         size = {name: x for name, x in SIZES[data].items() if name not in ("rounds", "average", "model")}
         for rounds, seed, (method, settings) in itertools.product(numbers, seeds, CURVES.items()):
             if rounds in (*ROUNDS, *MORE_ROUNDS.get(method, ())):
-                rate = _rate(settings, partition)
-                options = {**size, "settings": {**settings, **rate}, "partition": partition, "seed": seed}
+                own = {**settings, **_rate(data, method, partition)}
+                options = {**size, "settings": own, "partition": partition, "seed": seed}
                 name = f"curve,{data},{partition},{method},rounds={rounds},seed={seed}"
                 yield name, {**options, "curve": True, "rounds": rounds}
 
 
-def _rate(settings: Options, partition: str) -> Options:
-    """Return the clients' learning rate that trials chose; the default has its own."""
-    if "algorithm" not in settings:
+def _rate(data: str, method: str, partition: str) -> Options:
+    """Return the clients' learning rate that trials chose; methods with the steps of the default have its own."""
+    if "algorithm" not in CURVES[method]:
         return {}
-    of_method = BY_SKEW["mc_dropout" if settings["kind"] == "mc_dropout" else "fed_avg_momentum"]
-    return {"learning_rate": of_method["mild" if partition in MILD else "strong"]["rate"]}
+    family = "mc_dropout" if method.startswith("mc_dropout") else "fed_avg_momentum"
+    skew = "mild" if partition in MILD else "strong"
+    return {"learning_rate": CURVE_RATES[method][skew] if data == "digits" else BY_SKEW[family][skew]["rate"]}
 
 
 def run_curve_cell(folder: pathlib.Path, options: Options) -> None:
