@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import click
 import numpy as np
 
 import tfp_bfl as bfl
@@ -64,7 +65,8 @@ def _rate(data: str, method: str, partition: str) -> Options:
         return {}
     family = "mc_dropout" if method.startswith("mc_dropout") else "fed_avg_momentum"
     skew = "mild" if partition in MILD else "strong"
-    return {"learning_rate": CURVE_RATES[method][skew] if data == "digits" else BY_SKEW[family][skew]["rate"]}
+    own = CURVE_RATES.get(data, {}).get(method, {}).get(skew)
+    return {"learning_rate": own or BY_SKEW[family][skew]["rate"]}
 
 
 def run_curve_cell(folder: pathlib.Path, options: Options) -> None:
@@ -125,6 +127,8 @@ def _built(options: Options, clients: Any) -> tuple[RunConfig, bfl.federated.Bay
 
 def run_curves(study: Study, every: dict[str, Options], describe: Describe, only: str) -> None:
     """Run the cells that have no record, setting by setting, rounds after rounds; only settings with such a name."""
+    if not any(only in _setting(name) and study.only in name for name in every):
+        raise click.UsageError(f"No setting's name holds {only!r}, with {study.only!r} in a cell's: --list shows them.")
     for setting in settings_of(every):
         cells = {name: x for name, x in every.items() if _setting(name) == setting and study.only in name}
         if only not in setting or not cells:

@@ -2,6 +2,7 @@
 
 import json
 
+import click
 import pytest
 
 from experiments.cells import Study
@@ -39,6 +40,14 @@ def test_a_cell_records_scores_bytes_and_client_steps(tmp_path, method):
     assert set(rows) == {"last", "held_out"} | ({"permuted", "constant"} if method == "default" else set())
     assert ("shipped" in training) == (method == "default")
     assert 0 <= rows["last"]["ood_auroc_epistemic"] <= 1 and rows["last"]["nll"] != rows["held_out"]["nll"]
+
+
+def test_rates_are_of_trials_and_the_default_has_its_own():
+    """A cell of the default has no option of a method."""
+    cells = {tuple(name.split(",")[1:4]): options["settings"] for name, options in curves.curve_cells()}
+    rates = [cells["digits", "label_skew:2", x]["learning_rate"] for x in ("mc_dropout", "mc_dropout_server_adam")]
+    assert rates == [0.1, 0.03] and cells["fashion_mnist", "iid", "mc_dropout_3_epochs"]["learning_rate"] == 0.05
+    assert cells["digits", "iid", "default"] == {} and set(cells["digits", "iid", "default_mc_dropout"]) == {"kind"}
 
 
 def test_rounds_are_doubled_while_the_held_out_nll_falls():
@@ -92,4 +101,6 @@ def test_a_stopped_study_goes_on_and_stops_by_itself(tmp_path, monkeypatch):
     study.records(every)
     number = len(ran)
     curves.run_curves(study, every, str, "digits-iid")
+    with pytest.raises(click.UsageError, match="No setting's name holds 'cifar10'"):
+        curves.run_curves(study, every, str, "cifar10")
     assert len(ran) == number and len(read_records(tmp_path / "results")) == 15
