@@ -119,8 +119,8 @@ CURVE_RATES: dict[str, dict[str, dict[str, float]]] = {
     "digits": {
         "fed_avg_momentum": {"mild": 0.1, "strong": 0.1},
         "fed_avg_server_adam": {"mild": 0.02, "strong": 0.02},
-        "fed_avg_3_epochs": {"mild": 0.05, "strong": 0.05},
-        "mc_dropout": {"mild": 0.1, "strong": 0.1},
+        "fed_avg_3_epochs": {"mild": 0.02, "strong": 0.05},
+        "mc_dropout": {"mild": 0.05, "strong": 0.1},
         "mc_dropout_server_adam": {"mild": 0.02, "strong": 0.03},
         "mc_dropout_3_epochs": {"mild": 0.05, "strong": 0.05},
         "snapshots_5": {"mild": 0.1, "strong": 0.1},
