@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from experiments.default_posterior.config import BYTES_OF, CURVES, ROUNDS
+from experiments.default_posterior.config import BYTES_OF, CURVE_SEEDS, CURVES, ROUNDS
 from experiments.default_posterior.curves import Curve, Record, curves_of, is_finished, scores_of
 from experiments.tables import less, write
 from tfp_bfl.plots import style
@@ -96,7 +96,9 @@ def curves_table(records: dict[str, Record]) -> Lines:
     """Return NLL of each setting and method at equal bytes and at the plateau, for the study's page."""
     where = ("rounds", "NLL", "`default` minus", "OOD AUROC")
     lines = [["data", "method", "seeds", *(f"equal bytes: {x}" for x in where), *(f"plateau: {x}" for x in where)]]
-    for setting, curves in curves_of(records).items():
+    found = curves_of(records)
+    for setting in (f"{data}-{partition}".replace(":", "_") for data, partition in CURVE_SEEDS):
+        curves = found[setting]
         equal = {line[0]: line for line in compared(curves, at_equal_bytes(curves), set(curves))}
         for line in compared(curves, at_plateau(curves), finished_of(curves)):
             cells = lambda x: [x[1], *x[4:7]]

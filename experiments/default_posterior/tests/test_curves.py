@@ -72,6 +72,13 @@ def test_a_method_that_still_falls_is_never_bold():
     assert all("**" not in line[5] for line in lines) and [line[0] for line in lines if "**" in line[4]] == [METHOD]
 
 
+def test_the_page_has_the_settings_in_their_order_whatever_that_of_the_records():
+    names = [f"curve,{data},{METHOD},rounds={{}},seed=0" for data in ("fashion_mnist,iid", "digits,label_skew_2")]
+    records = {name.format(r): record(0.5, r * 0.1) for name in names for r in (30, 60)}
+    settings = [line[0] for line in curve_tables.curves_table(records)[1:]]
+    assert settings == ["digits-label_skew_2", "fashion_mnist-iid"]
+
+
 def test_equal_bytes_are_those_of_60_rounds_of_fed_avg():
     found = {METHOD: curve(0.6, 0.5, 0.4), "default": {**curve(0.5, 0.4, per_round=0.125), 48: {0: record(0.45, 6.0)}}}
     assert curve_tables.at_equal_bytes(found) == {METHOD: 60, "default": 48}
