@@ -44,12 +44,14 @@ def at_plateau(curves: dict[str, Curve]) -> dict[str, int]:
 
 def compared(curves: dict[str, Curve], chosen: dict[str, int], finished: set[str]) -> Lines:
     """Return a line for each method: its rounds, costs, NLL, the default's NLL less it, paired by seed, OOD AUROC and
-    seeds. The lowest NLL of finished methods is bold.
+    seeds. The lowest NLL is bold, of finished methods that have all seeds.
     """
     lines = []
     records = {method: curves[method][chosen[method]] for method in CURVES if method in chosen}
     nll = {method: mean_of(method, of, "nll") for method, of in records.items()}
-    lowest = min((nll[method] for method in records if method in finished), default=np.nan)
+    most = max(map(len, records.values()), default=0)
+    ranked = {method for method, of in records.items() if method in finished and len(of) == most}
+    lowest = min((nll[method] for method in ranked), default=np.nan)
     default = scores_of("default", records.get("default", {}))
     for method, of in records.items():
         text = f"{nll[method]:.4f}"
@@ -62,7 +64,7 @@ def compared(curves: dict[str, Curve], chosen: dict[str, int], finished: set[str
                 f"{chosen[method]}{'' if method in finished else ', not finished'}",
                 f"{mean_of(method, of, 'upload_mb'):.1f}",
                 f"{mean_of(method, of, 'client_steps'):.0f}",
-                f"**{text}**" if method in finished and nll[method] == lowest else text,
+                f"**{text}**" if method in ranked and nll[method] == lowest else text,
                 of_default,
                 f"{mean_of(method, of, 'ood_auroc'):.3f}",
                 str(len(of)),

@@ -67,6 +67,10 @@ def test_a_method_that_still_falls_is_never_bold():
     plateau = {line[0]: line for line in lines[[line[0] for line in lines].index("at the plateau") + 1 :]}
     assert plateau["mc_dropout"][1] == "480, not finished" and "**" not in "".join(plateau["mc_dropout"])
     assert plateau["default"][4].startswith("**0.49") and plateau[METHOD][5].startswith("**-0.1")
+    best = {**curve(0.6, 0.4), 60: {0: record(0.1)}}
+    fewer = {**found, "fed_avg_server_adam": best}
+    lines = curve_tables.compared(fewer, dict.fromkeys(fewer, 60), set(fewer))
+    assert [line[0] for line in lines if line[4].startswith("**")] == ["mc_dropout"]
     falling = {**found, "default": curve(0.5, 0.4)}
     lines = curve_tables.compared(falling, curve_tables.at_plateau(falling), curve_tables.finished_of(falling))
     assert all("**" not in line[5] for line in lines) and [line[0] for line in lines if "**" in line[4]] == [METHOD]
