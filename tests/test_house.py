@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 EDGES = ("glm", "sites", "bench")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
-    "core lines": (46_330, 38_000),
-    "edge lines": (13_290, 11_500),
+    "core lines": (46_345, 38_000),
+    "edge lines": (13_270, 11_500),
     "test lines": (57_120, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),

@@ -5,6 +5,8 @@ a softmax temperature fitted on images of the server. `TRIALS` are the values am
 chose; `CHOSEN` what they chose.
 """
 
+from typing import Any
+
 COMMON = {"clients": 10, "local_epochs": 1, "batch_size": 32}
 
 # The client step and the rule of `variational`, with what rows of this study have besides: 80 rounds of one local
@@ -92,4 +94,46 @@ SIZES = {
         **{"dataset": "cifar10", "elsewhere": "fashion_mnist", "elsewhere_examples": 1000, "model": "lenet"},
         **{"examples_per_client": 320, "rounds": 80, "average": 20, **_SCORED},
     },
+}
+
+# Curves over numbers of rounds, each a run of its own, in which all rates fall to zero: options of `tfp-bfl run`.
+_LINEAR = {"algorithm": "fed_opt", "schedule": "linear", "local_epochs": 1}
+_POINT, _DROPOUT = {**_LINEAR, "kind": "deterministic"}, {**_LINEAR, "kind": "mc_dropout", "dropout_rate": 0.1}
+_ADAM = {"server_optimizer": "adam", "server_learning_rate": 0.01, "server_schedule": "linear"}
+CURVES: dict[str, dict[str, Any]] = {
+    "default": {},
+    # Point weights and dropout under the steps of the default.
+    "default_mc_dropout": {"kind": "mc_dropout"},
+    "fed_avg_momentum": _POINT,
+    "fed_avg_server_adam": {**_POINT, **_ADAM},
+    # As many client steps as the default.
+    "fed_avg_3_epochs": {**_POINT, "local_epochs": 3},
+    "mc_dropout": _DROPOUT,
+    "mc_dropout_server_adam": {**_DROPOUT, **_ADAM},
+    "mc_dropout_3_epochs": {**_DROPOUT, "local_epochs": 3},
+    # The ends of five cycles of the clients' rate in one run of FedAvg (Huang et al. 2017) predict together.
+    "snapshots_5": {**_POINT, "snapshots": 5},
+}
+# Clients' rates by data, method and skew, each the best of five trials on that data; where there is none, of BY_SKEW.
+CURVE_RATES: dict[str, dict[str, dict[str, float]]] = {
+    "digits": {
+        "fed_avg_momentum": {"mild": 0.1, "strong": 0.1},
+        "fed_avg_server_adam": {"mild": 0.02, "strong": 0.02},
+        "fed_avg_3_epochs": {"mild": 0.02, "strong": 0.05},
+        "mc_dropout": {"mild": 0.05, "strong": 0.1},
+        "mc_dropout_server_adam": {"mild": 0.02, "strong": 0.03},
+        "mc_dropout_3_epochs": {"mild": 0.05, "strong": 0.05},
+        "snapshots_5": {"mild": 0.1, "strong": 0.1},
+    }
+}
+ROUNDS = (30, 60, 120, 240, 480)
+# Rounds are doubled while that lowers the NLL of held-out images by as much.
+FALL = 0.005
+# Of equal bytes; and what a method has of them that is not in ROUNDS: a message of the default is 1.25 of FedAvg's.
+BYTES_OF = ("fed_avg_momentum", 60)
+MORE_ROUNDS = {"default": (48,)}
+# (data, partition) -> seeds, in the order in which they run.
+CURVE_SEEDS = {
+    **{("digits", partition): SEEDS for partition in ("label_skew:2", "dirichlet:0.1", "iid")},
+    **{("fashion_mnist", partition): SEEDS[:3] for partition in ("label_skew:2", "iid", "dirichlet:0.1")},
 }

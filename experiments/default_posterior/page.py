@@ -12,6 +12,7 @@ import numpy as np
 
 from experiments.default_posterior.config import METHODS
 from experiments.default_posterior.controls import KINDS, PARTS
+from experiments.default_posterior.curve_tables import curves_table
 from experiments.default_posterior.tables import (
     FITTED,
     REFERENCES,
@@ -47,6 +48,7 @@ def filled(text: str, records: dict[str, Record]) -> str:
     made = {
         **{"results": results(groups), "differences": differences(groups), "spreads": spreads(groups)},
         **{"temperatures": temperature_table(done), "sizes": sizes(done), "detection": detection(done)},
+        "curves": curves_table(done),
     }
     return MARK.sub(lambda m: f"<!-- table: {m[1]} -->\n{FORMATS['.md'](made[m[1]])}<!-- /table -->", text)
 

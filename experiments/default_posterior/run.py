@@ -1,7 +1,7 @@
 """Run the study: `python -m experiments.default_posterior.run`.
 
 Trials first, on held-out training images; then the study with `config.METHODS`, by five seeds; then controls; then
-temperatures.
+temperatures. With --curves the cells of `curves` instead.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from experiments.default_posterior.config import (
     VARIATIONAL,
 )
 from experiments.default_posterior.controls import control_cells
+from experiments.default_posterior.curve_tables import write_curves
+from experiments.default_posterior.curves import curve_cells, run_curves
 from experiments.default_posterior.page import fill_page
 from experiments.default_posterior.tables import write_all
 
@@ -94,13 +96,21 @@ def _without(options: Options, *names: str) -> Options:
 
 @click.command()
 @study_options("default_posterior", HERE / "results")
-def main(study: Study) -> None:
+@click.option("--curves", is_flag=True, help="Run the cells of the curves that have no record, and no others.")
+@click.option("--only", "setting", metavar="SETTING", default="", help="Text in the names of the settings of curves.")
+def main(study: Study, curves: bool, setting: str) -> None:
     """Run the cells that are not done, and write the tables."""
-    every = {name.replace(":", "_"): {**options, "variant": "all"} for name, options in cells()}
-    study.run(every, run_cell, in_a_line)
+    named = lambda of: {name.replace(":", "_"): {**options, "variant": "all"} for name, options in of}
+    every, of_curves = named(cells()), named(curve_cells())
+    if curves:
+        run_curves(study, of_curves, in_a_line, setting)
+    else:
+        study.run(every, run_cell, in_a_line)
     if not study.listed:
+        every |= of_curves
         records = study.records(every)
         write_all(records, study.results)
+        write_curves(records, study.results)
         if study.results == HERE / "results":
             fill_page(records)
         click.echo(f"{len(records)} of {len(every)} cells are done: tables in {study.results}")

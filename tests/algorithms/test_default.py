@@ -19,7 +19,8 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.privacy import Privacy
 from tfp_bfl.training.schedules import falling
-from tfp_bfl.weights import AtTemperature, Population, ServerMessage, get_weights, layout
+from tfp_bfl.weights import Population, ServerMessage, get_weights, layout
+from tfp_bfl.weights.exchange import AtTemperature
 
 from .drift_methods import NUM_WEIGHTS, values
 from .method import CLIENTS, mlp

@@ -26,7 +26,8 @@ from tfp_bfl.training.natural import share_of_estimates
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, optimizer_rate
 from tfp_bfl.training.schedules import falling
 from tfp_bfl.training.updates import Schedule, rate_of
-from tfp_bfl.weights import AtTemperature, ClientResult, ModelWeights, RoundSize, ServerMessage, layout
+from tfp_bfl.weights import ClientResult, ModelWeights, RoundSize, ServerMessage, layout
+from tfp_bfl.weights.exchange import AtTemperature
 
 # The first learning rate of the server, in units of a weight (`_units`).
 SERVER_RATE = 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pathlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -233,14 +233,24 @@ def _evaluated(trained: _Trained, found: Mapping[str, float], megabytes: float) 
 
 
 def _megabytes(trained: _Trained) -> tuple[float, float]:
+    """Return the megabytes from and to the clients of a method, with what follows its rounds."""
+    upload, download = megabytes(trained.job.process, trained.result.rounds)
+    if trained.after is not None:
+        more, clients = len(trained.after[0].rounds) / MB, trained.job.clients.num_clients
+        # Each round sends the sums of all clients anew.
+        upload += more * _nbytes(trained.after[1].rows)
+        download += more * clients * _nbytes(trained.result.state.weights)
+    return upload, download
+
+
+def megabytes(process: bfl.federated.BayesianProcess, rounds: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     """Return the megabytes from and to the clients in all rounds: counted where messages are compressed."""
     from tfp_bfl.federated.round import types_of
     from tfp_bfl.sites.party import result_spec
 
-    process, result, after = trained.job.process, trained.result, trained.after
-    taking_part = sum(row["num_clients"] for row in result.rounds) / MB
-    asked = taking_part + sum(row.get("num_dropped", 0) for row in result.rounds) / MB
-    counted = pipeline.exchanged(result.rounds)
+    taking_part = sum(row["num_clients"] for row in rounds) / MB
+    asked = taking_part + sum(row.get("num_dropped", 0) for row in rounds) / MB
+    counted = pipeline.exchanged(rounds)
     upload, download = counted.get("upload_mb"), counted.get("download_mb")
     if upload is None:
         answer = result_spec(process)
@@ -248,11 +258,6 @@ def _megabytes(trained: _Trained) -> tuple[float, float]:
     if download is None:
         message = types_of(process.round.broadcast, types_of(process.round.initialize)).message
         download = asked * _nbytes((message.weights, message.extra))
-    if after is not None:
-        more, clients = len(after[0].rounds) / MB, trained.job.clients.num_clients
-        # Each round sends the sums of all clients anew.
-        upload += more * _nbytes(after[1].rows)
-        download += more * clients * _nbytes(result.state.weights)
     return upload, download
 
 

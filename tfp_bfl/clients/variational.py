@@ -19,7 +19,8 @@ from tfp_bfl.training.optimizers import Optimizer
 from tfp_bfl.training.passes import Passes, checked, with_passes
 from tfp_bfl.training.trainer import Trainer
 from tfp_bfl.training.updates import KLS, Schedule, target_of
-from tfp_bfl.weights import AtTemperature, ClientResult, ServerMessage
+from tfp_bfl.weights import ClientResult, ServerMessage
+from tfp_bfl.weights.exchange import AtTemperature
 
 
 @stating

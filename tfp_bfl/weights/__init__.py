@@ -9,7 +9,6 @@ from tfp_bfl.weights.change import (
 )
 from tfp_bfl.weights.exchange import (
     Anchor,
-    AtTemperature,
     ClientCurvature,
     ClientPosterior,
     ClientResult,
@@ -49,7 +48,6 @@ from tfp_bfl.weights.seeded import seeded
 
 __all__ = [
     "Anchor",
-    "AtTemperature",
     "ClientCurvature",
     "ClientPosterior",
     "ClientResult",
