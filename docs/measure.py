@@ -167,7 +167,7 @@ def inferences(found: Results) -> str:
     head = ["inference", "accuracy", "NLL", "ECE", "epistemic fraction", "sd 5 / 50 / 95 %", "NLL, permuted"]
     words = {
         "published": "`variational`, `backprop`, Adam, N(0, 100), T = 1, log-linear pool",
-        "demo": "no option given: `curvature`, fan-in prior, T = 0.06",
+        "demo": "no option given: `curvature`, fan-in prior, T by the loss",
     }
     names = ("accuracy", "test_nll", "ece", "epistemic_share")
     rows = [

@@ -42,6 +42,8 @@ _UNIT = 0.1
 # Of the share of a guess's loss that training leaves, the posterior temperature; and its least and most.
 OF_LOSS = 1.5
 TEMPERATURES = 0.01, 0.15
+# Fewer examples of all clients leave a loss by the noise of the weights alone, and T does not rise.
+ENOUGH = 1000
 # Options of the clients' training that are part of the method.
 _OF_RECIPE = (
     *("optimizer_fn", "inference", "noise", "decay", "stddev_rate", "step_damping", "first_stddev", "kl"),
@@ -55,13 +57,14 @@ class AdaptiveSteps(NamedTuple):
     Fields:
       rounds: of the run, int32; 0 where they are not known.
       adam: of `servers.adam`, over means and point weights as one vector.
-      loss: the least mean loss of a round so far, as a share of log C, and T, which follows from it: scalars; () where
-        T is fixed.
+      loss: the least mean loss of a round so far, as a share of log C; most: the largest T at the end; temperature: T:
+        scalars; () where T is fixed.
     """
 
     rounds: Any
     adam: Any
     loss: Any = ()
+    most: Any = ()
     temperature: Any = ()
 
 
@@ -88,12 +91,12 @@ def default(
 
     The posterior temperature T follows from the loss that training leaves. Of classes, where none is given,
 
-    T_r = clip(1.5 min_{j < r} sum_k b_k L_jk / log C, 0.01, 0.06 * 2.5^((1 - f_r)^2)),   T_0 = 0.06
+    T_r = clip(1.5 min_{j < r} sum_k b_k L_jk / log C, 0.01, 0.06 (M / 0.06)^((1 - f_r)^2)),   T_0 = 0.06
 
-    with L_jk the mean loss of client k's training in round j and log C that of a guess among C classes. It is what the
-    dispersion is to the covariance of a generalised linear model: data that are learnt to the last example are as many
-    examples each as 1 / T, and what stays of the loss is noise. With T the part of the data in each precision changes
-    at once, 1 / s^2 - 1/ t^2 in proportion to 1 / T. One number a client is sent for it. With privacy T stays 0.06.
+    with L_jk the mean loss of client k's training in round j, log C that of a guess among C classes, and M = 0.15, or
+    0.06 with fewer than 1,000 examples, where the loss is mostly of the noise of the weights. T is what the dispersion
+    is to the covariance of a generalised linear model: what stays of the loss counts as noise. With T the data's part
+    of each precision, 1 / s^2 - 1 / t^2, changes at once. A client sends one number for it. With privacy T stays 0.06.
 
     Args:
       model_fn: builds a Keras model that returns logits; or such a model.
@@ -170,13 +173,14 @@ def _following(step: ServerStep, model: keras.Model) -> ServerStep:
     left = falling(1.0)
 
     def initialize(weights: ModelWeights) -> AdaptiveSteps:
-        return step.initialize(weights)._replace(loss=tf.constant(1.0), temperature=tf.constant(first))
+        heat = tf.constant(first)
+        return step.initialize(weights)._replace(loss=tf.constant(1.0), most=heat, temperature=heat)
 
     def advance(
         state: AdaptiveSteps, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor, loss: tf.Tensor
     ) -> tuple[AdaptiveSteps, ModelWeights]:
         done = tf.square(1 - rate_of(left, state.adam["step"] + 1, state.rounds))
-        loss, bound = tf.minimum(state.loss, loss), first * (most / first) ** done
+        loss, bound = tf.minimum(state.loss, loss), first * (state.most / first) ** done
         temperature = tf.clip_by_value(OF_LOSS * loss, least, bound)
         state, weights = step.next(state._replace(loss=loss), weights, pooled, seed)
         mean, variance = weights.posterior
@@ -186,9 +190,13 @@ def _following(step: ServerStep, model: keras.Model) -> ServerStep:
         weights = weights._replace(posterior=weights.posterior._replace(variance=heated))
         return state._replace(temperature=temperature), weights
 
+    def meet(state: AdaptiveSteps, size: RoundSize) -> AdaptiveSteps:
+        return step.meet(state, size)._replace(most=tf.where(size.num_examples < ENOUGH, first, most))
+
     return step._replace(
         initialize=initialize,
         next=advance,
+        meet=meet,
         takes=EXTENDED,
         send=lambda state, weights: AtTemperature(state.temperature),
         metrics=lambda state, weights, extra: {"temperature": state.temperature},
