@@ -246,7 +246,7 @@ def replaced(monkeypatch):
     from tfp_bfl.sites.deployment import demo, kits, submit
 
     for module, name in [
-        (run, "execute"), (run, "resume"), (sweep, "sweep"), (cells, "list_cells"), (tuning, "_check_folder"),
+        (run, "execute"), (run, "resume"), (sweep, "sweep"), (cells, "list_cells"), (tuning, "check_folder"),
         (program, "run_bench"), (kits, "make_kits"), (demo, "run_demo"),
     ]:  # fmt: skip
         monkeypatch.setattr(module, name, raising)

@@ -94,9 +94,7 @@ def tune_run(
         **({"data": sorted(digests.values())} if digests else {}),
     }
     path, text = output / _OF_TUNE, yaml.safe_dump(record, sort_keys=False)
-    cells.check_output(output, "trials", _OF_TUNE)
-    if path.is_file() and path.read_text(encoding="utf-8", errors="replace") != text:
-        raise InvalidArgument(f"{path_name(output)} has trials of other options or data: give --output another folder.")
+    check_folder(output, text)
     check_models(configs)
     output.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)
@@ -112,6 +110,14 @@ def tune_run(
         "held-out training examples.",
         f"To train with it on all of them: tfp-bfl run --config {path_name(output / _BEST)}{code}",
     ]
+
+
+def check_folder(output: pathlib.Path, record: str) -> None:
+    """Check that the folder is new, or of the same trials."""
+    cells.check_output(output, "trials", _OF_TUNE)
+    path = output / _OF_TUNE
+    if path.is_file() and path.read_text(encoding="utf-8", errors="replace") != record:
+        raise InvalidArgument(f"{path_name(output)} has trials of other options or data: give --output another folder.")
 
 
 def check_optuna() -> None:

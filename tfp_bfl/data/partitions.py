@@ -268,8 +268,8 @@ def _cut_classes(
                 split = [np.split(rng.permutation(members), cut) for members, cut in zip(classes, cuts)]
                 return [np.concatenate(shards) for shards in zip(*split)]
         lacking = "no data" if min_examples == 1 else f"fewer than {min_examples} examples"
-        what = f"The partition {name} over {num_clients} clients left a client with {lacking}"
-        raise InvalidArgument(f"{what} in each of {MAX_DRAWS} draws: use {remedy}.")
+        what = f"left a client with {lacking} in each of {MAX_DRAWS} draws: use {remedy}."
+        raise InvalidArgument(f"The partition {name} over {num_clients} clients {what}")
 
     return Partition(name, num_clients, assign)
 

@@ -240,9 +240,10 @@ def _read_csv(file: BinaryIO, path: pathlib.Path, separator: str | None, text: C
     except pyarrow.ArrowInvalid:
         if not rows:
             raise
-        row, header = rows[0], f"but the header has {rows[0].expected_columns}, separated by {shown(between)}"
-        what = f"Row {row.number - 1 - skipped} of {files.name(path)} has {row.actual_columns} cells, {header}"
-        raise InvalidArgument(f"{what}: correct the row, or give --separator.") from None
+        row = rows[0]
+        what = f"{row.actual_columns} cells, but the header has {row.expected_columns}, separated by {shown(between)}"
+        where = f"Row {row.number - 1 - skipped} of {files.name(path)}"
+        raise InvalidArgument(f"{where} has {what}: correct the row, or give --separator.") from None
 
 
 def _without_blank_end(table: Any) -> Any:
