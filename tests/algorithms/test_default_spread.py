@@ -56,26 +56,26 @@ def log_ratio(precision):
     [("breast_cancer", "mlp"), *(pytest.param(*x, marks=long) for x in zip(("digits", "digits"), ("lenet", "mlp")))],
 )
 def test_they_are_of_the_data_after_three_rounds(sources, name, model):
-    """log(q95 / q05) is .62 on the table and 1.32 and 1.35 on digits, and under shuffled labels .72, .51 and .59 with
-    correlations .85, .60 and .57 of the logarithms; after one round .88 and more.
+    """log(q95 / q05) is .84 on the table and 1.32 and 1.35 on digits, and under shuffled labels .94, .51 and .59 with
+    correlations .75, .60 and .57 of the logarithms; after one round 1.12, 1.09 and .88.
     """
     found, other = (run(x, model, 3) for x in (sources[name], shuffled(sources[name])))
     assert not [text for text in found.warnings if "same number" in text]
     found, other = (precisions(x) for x in (found, other))
-    assert log_ratio(found) > 0.4 and np.corrcoef(np.log(found), np.log(other))[0, 1] < 0.9
+    assert log_ratio(found) > 0.4 and np.corrcoef(np.log(found), np.log(other))[0, 1] < 0.85
 
 
 @pytest.mark.parametrize(
     ("name", "model", "number", "ratio", "difference"),
     [
-        ("breast_cancer", "mlp", 456, 0.4, 0.3),
+        ("breast_cancer", "mlp", 456, 0.4, 0.5),
         pytest.param("digits", "lenet", 400, 0.5, 0.2, marks=long),
         pytest.param("stripes", "lenet", 120, 0.25, 0.0, marks=long),
     ],
 )
 def test_at_the_end_they_are_sent(sources, name, model, number, ratio, difference):
-    """log(q95 / q05) .93, 1.34 and .47, without a warning; they differ by .45, .41 and .11, root mean square of
-    the logarithms, from those under shuffled labels.
+    """log(q95 / q05) .93, 1.34 and .47, without a warning; they differ by .74, .35 and .09, root mean square of the
+    logarithms, from those under shuffled labels.
     """
     source = few(sources[name], number)
     result = run(source, model)
