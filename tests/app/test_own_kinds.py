@@ -122,7 +122,7 @@ def test_rows_of_a_benchmark_are_other_models(kinds, tmp_path):
         "options": {"engine": "local", "local_epochs": 1, "model": f"{kinds}:bayesian", "num_samples": 3},
         "settings": {"cancer": {"dataset": "breast_cancer", "clients": 3, "partition": "iid", "rounds": 1}},
         "methods": {
-            "posterior": {},
+            "posterior": {"algorithm": "variational"},
             "fed_avg": {"algorithm": "fed_opt", "kind": "deterministic"},
             "dropout": {"kind": "mc_dropout"},
         },

@@ -266,7 +266,7 @@ REAL = {
     },
     "methods": {
         "fed_avg": {"algorithm": "fed_opt", "kind": "deterministic", "tuned": {"learning_rate": "0.01..0.1 log"}},
-        "variational": {},
+        "variational": {"algorithm": "variational"},
         "head": {"algorithm": "last_layer", "start": {"algorithm": "fed_opt", "kind": "mc_dropout"}},
         "laplace": {"algorithm": "laplace", "start": {"algorithm": "fed_opt", "kind": "deterministic"}},
         "reptile": {"algorithm": "meta_learning", "learner": "plain"},

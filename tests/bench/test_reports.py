@@ -73,7 +73,7 @@ def test_one_run_is_the_page_that_the_run_wrote(digits, tmp_path, capsys):
 @pytest.mark.deep(after="tests/plots/test_report.py")
 def test_runs_side_by_side(digits, tables, copy, tmp_path):
     config = yaml.safe_load((copy / "config.yaml").read_text())
-    (copy / "config.yaml").write_text(yaml.safe_dump({**config, "rule": "conflation"}))
+    (copy / "config.yaml").write_text(yaml.safe_dump({**config, "algorithm": "variational", "rule": "conflation"}))
     assert make(digits, tables, copy, "--output", tmp_path / "page.html") == 0
     page = re.sub("<td[^>]*>", "<td>", (tmp_path / "page.html").read_text().replace("<wbr>", ""))
     assert "<h1>3 runs on breast_cancer and digits</h1>" in page and "their scores do not compare" in page
