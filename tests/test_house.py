@@ -17,7 +17,7 @@ EDGES = ("glm", "sites", "bench")
 BOUNDS = {
     "core lines": (46_350, 38_000),
     "edge lines": (13_270, 11_500),
-    "test lines": (57_125, 48_000),
+    "test lines": (57_126, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),

@@ -12,7 +12,7 @@ from typing import Any
 def export_later(package: str) -> None:
     """Give a package a `__getattr__` for the names that it imports for type checkers alone (`if TYPE_CHECKING`).
 
-    Type checkers do not see it, and so refuse all other names.
+    Type checkers do not see it, and so refuse all other names. It reads the source of the package, which must be there.
     """
     module = sys.modules[package]
     tree = ast.parse(pathlib.Path(str(module.__file__)).read_text(encoding="utf-8"))

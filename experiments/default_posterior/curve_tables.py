@@ -36,8 +36,11 @@ def at_equal_bytes(curves: dict[str, Curve]) -> dict[str, int]:
 
 
 def at_plateau(curves: dict[str, Curve]) -> dict[str, int]:
-    """Return the number of rounds of each method, of those that were doubled, with the lowest held-out NLL."""
-    doubled = {method: [r for r in ROUNDS if curve.get(r)] for method, curve in curves.items()}
+    """Return the number of rounds of each method, of those that were doubled, with the lowest held-out NLL; rounds that
+    lack seeds of others are left out, as means over other seeds do not compare.
+    """
+    numbers = {method: {r: len(curve[r]) for r in ROUNDS if curve.get(r)} for method, curve in curves.items()}
+    doubled = {method: [r for r, n in of.items() if n == max(of.values())] for method, of in numbers.items()}
     held_out = lambda method: lambda r: mean_of(method, curves[method][r], "nll", "held_out")
     return {method: min(rounds, key=held_out(method)) for method, rounds in doubled.items() if rounds}
 

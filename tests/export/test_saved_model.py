@@ -134,7 +134,7 @@ def assert_same(actual, wanted):
 
 @every_model
 def test_answers_are_those_of_the_library(saved, name):
-    """Of a model with BatchNorm and dropout too: the one by its moving statistics, the other on."""
+    """Export BatchNorm and dropout too: the one by its moving statistics, the other on."""
     _, answers, _ = saved(name)
     x = ROWS if name == "table" else PIXELS
     samples = evaluation.predict(build(name), x, num_samples=NUM_SAMPLES, seed=SEED)

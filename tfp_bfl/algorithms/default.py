@@ -42,7 +42,7 @@ _UNIT = 0.1
 # Of the share of a guess's loss that training leaves, the posterior temperature; and its least and most.
 OF_LOSS = 1.5
 TEMPERATURES = 0.01, 0.15
-# Fewer examples of all clients leave a loss by the noise of the weights alone, and T does not rise.
+# With fewer examples of all clients T does not rise: much of their loss is of the noise of the weights.
 ENOUGH = 1000
 # Options of the clients' training that are part of the method.
 _OF_RECIPE = (
@@ -94,7 +94,7 @@ def default(
     T_r = clip(1.5 min_{j < r} sum_k b_k L_jk / log C, 0.01, 0.06 (M / 0.06)^((1 - f_r)^2)),   T_0 = 0.06
 
     with L_jk the mean loss of client k's training in round j, log C that of a guess among C classes, and M = 0.15, or
-    0.06 with fewer than 1,000 examples, where the loss is mostly of the noise of the weights. T is what the dispersion
+    0.06 with fewer than 1,000 examples, where much of the loss is of the noise of the weights. T is what the dispersion
     is to the covariance of a generalised linear model: what stays of the loss counts as noise. With T the data's part
     of each precision, 1 / s^2 - 1 / t^2, changes at once. A client sends one number for it. With privacy T stays 0.06.
 

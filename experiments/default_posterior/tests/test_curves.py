@@ -87,6 +87,8 @@ def test_equal_bytes_are_those_of_60_rounds_of_fed_avg():
     found = {METHOD: curve(0.6, 0.5, 0.4), "default": {**curve(0.5, 0.4, per_round=0.125), 48: {0: record(0.45, 6.0)}}}
     assert curve_tables.at_equal_bytes(found) == {METHOD: 60, "default": 48}
     assert curve_tables.at_plateau(found) == {METHOD: 120, "default": 60}
+    found[METHOD][120] = {0: record(0.4, 12.0)}  # One seed of two.
+    assert curve_tables.at_plateau(found) == {METHOD: 60, "default": 60}
 
 
 def test_a_stopped_study_goes_on_and_stops_by_itself(tmp_path, monkeypatch):
