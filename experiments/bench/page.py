@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tfp_bfl.bench import ranks, reading, summary
-from tfp_bfl.bench.reading import Bench, BenchRecord
+from tfp_bfl.bench.reading import Bench, BenchRecord, is_finished
 from tfp_bfl.files.tables import FORMATS
 from tfp_bfl.plots.score_tables import compare
 
@@ -114,8 +114,7 @@ def main_table(name: str) -> list[list[str]]:
         cells = {setting: bench.cells[setting, method] for setting in titles if (setting, method) in bench.cells}
         spent = {key: _costs(cells.values(), key) for key in ("upload_mb", "download_mb", "cpu_seconds")}
         every = [record for own in cells.values() for record in own]
-        finished = [record.is_finished for record in every]
-        is_unfinished = finished.count(False) > finished.count(True)
+        is_unfinished = not is_finished(every)
         lines.append(
             [
                 WORDS.get(method, f"`{method}`") + " †" * is_unfinished,

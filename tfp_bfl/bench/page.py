@@ -89,7 +89,7 @@ def rows(bench: Bench) -> list[dict[str, Any]]:
         scores = []
         for key in bench.score_keys():
             pairs = compare_all(groups, bench.scores(setting, bench.reference), key)
-            intervals = difference_cells(pairs, summary.FORM)
+            intervals = difference_cells(groups, bench.scores(setting, bench.reference), key, summary.FORM)
             means = _sorted(score_cells(groups, key, summary.FORM), (mean(group.values(key)) for group in groups))
             scores.append([*zip(means, _sorted(intervals, (x and x.mean for x in pairs)))])
         for i, method in enumerate(methods):

@@ -158,6 +158,12 @@ class BenchRecord(pydantic.BaseModel):
         return self.about.get("rounds")
 
 
+def is_finished(cell: Sequence[BenchRecord]) -> bool:
+    """Return whether the NLL still falls at the end in at most half of the runs that say so."""
+    known = [record.is_finished for record in cell]
+    return known.count(False) <= known.count(True)
+
+
 class Bench(NamedTuple):
     """Hold the records by setting and method, in the order in which they first occur.
 
@@ -175,7 +181,8 @@ class Bench(NamedTuple):
     def scores(self, setting: str, method: str) -> Repeated:
         """Return the scores of a method in a setting, by seed; those of failed cells are absent."""
         cell = self.cells.get((setting, method), ())
-        return Repeated(method, {record.seed: record.scores for record in cell if record.failed is None}, setting)
+        there = {record.seed: record.scores for record in cell if record.failed is None}
+        return Repeated(method, there, setting, is_finished(cell))
 
     def score_keys(self, setting: str | None = None) -> list[str]:
         """Return the scores that occur in a setting, or in any, in the order of `SCORES`; others follow."""

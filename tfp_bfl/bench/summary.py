@@ -12,7 +12,7 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation.repeats import Difference, over_seeds
 from tfp_bfl.labels import duration
 from tfp_bfl.plots.page import Cell, Table, table
-from tfp_bfl.plots.score_tables import Repeated, ScoreForm, compare_all, difference_cells, score_cells
+from tfp_bfl.plots.score_tables import ScoreForm, difference_cells, score_cells
 from tfp_bfl.plots.tables import DASH, text
 
 # Costs of a cell -> heading, in the order of tables.
@@ -41,7 +41,7 @@ HOW_TO_READ = (
     "An interval contains neither the luck of the trials nor that of the test rows.",
     "Megabytes are sums over clients and rounds. Training time is the CPU time of all clients and the server. Methods "
     'spend different rounds, bytes and time. "Not finished" counts the runs in which the NLL still falls at the last '
-    "evaluation: their order is that after so many rounds.",
+    "evaluation: their order is that after so many rounds. A method of which most runs are not finished is never bold.",
 )
 HOW_TO_READ_RANKS = (
     "Rank 1 is best. A method's average rank is the mean over settings of the rank of its mean score over seeds. "
@@ -168,8 +168,7 @@ def differences(bench: Bench, setting: str) -> Table:
     methods = [method for method in methods_of(bench, setting) if method != bench.reference]
     groups = [bench.scores(setting, method) for method in methods]
     reference = bench.scores(setting, bench.reference)
-    compared = lambda key: difference_cells(compare_all(groups, reference, key), FORM)
-    columns = {score_of(key).label: compared(key) for key in bench.score_keys(setting)}
+    columns = {score_of(key).label: difference_cells(groups, reference, key, FORM) for key in bench.score_keys(setting)}
     return _table(f"Difference to {shorten(bench.reference)}", methods, columns)
 
 
@@ -181,8 +180,8 @@ def across(bench: Bench, key: str) -> Table:
         if key in bench.score_keys(setting) and (setting, bench.reference) in bench.cells:
             there = [method for method in methods if (setting, method) in bench.cells]
             groups = [bench.scores(setting, method) for method in there]
-            pairs = compare_all(groups, bench.scores(setting, bench.reference), key)
-            found = dict(zip(there, difference_cells(pairs, FORM)))
+            cells = difference_cells(groups, bench.scores(setting, bench.reference), key, FORM)
+            found = dict(zip(there, cells))
             columns[shorten(setting)] = [found.get(method, Cell(DASH)) for method in methods]
     title = f"{score_of(key).label}: difference to {shorten(bench.reference)} in each setting"
     return _table(title, methods, columns)
@@ -246,7 +245,7 @@ def at_budget(bench: Bench, setting: str, limit: Budget) -> Table:
     """Return the scores of each method's current model at its last evaluation within a budget."""
     methods = methods_of(bench, setting)
     points = [within(bench.cells[setting, method], limit) for method in methods]
-    groups = [Repeated(method, there, setting) for method, there in zip(methods, points)]
+    groups = [bench.scores(setting, method)._replace(scores=there) for method, there in zip(methods, points)]
     keys = list(dict.fromkeys(key for there in points for point in there.values() for key in point))
     rounds = [mean_text([point["round"] for point in there.values()]).split(" ")[0] for there in points]
     columns: dict[str, Sequence[Cell | str]] = {

@@ -13,11 +13,15 @@ from tfp_bfl.plots.tables import DASH
 
 
 class Repeated(NamedTuple):
-    """Runs that differ in their seeds alone: seed -> key of the summary -> number; only runs on one `data` compare."""
+    """Runs that differ in their seeds alone: seed -> key of the summary -> number; only runs on one `data` compare.
+
+    `is_finished` is False where training ended before a plateau: such scores are never bold.
+    """
 
     name: str
     scores: Mapping[int, Mapping[str, float]]
     data: str = ""
+    is_finished: bool = True
 
     def values(self, key: str, seeds: Sequence[int] | None = None) -> list[float]:
         """Return a score of these seeds, or of all that have it."""
@@ -67,12 +71,15 @@ AS_THEY_ARE = ScoreForm()
 def score_cells(groups: Sequence[Repeated], key: str, form: ScoreForm = AS_THEY_ARE) -> list[Cell]:
     """Return mean and standard deviation of each group; bold what is better than each other by the same seeds."""
     best = best_of(groups, key, form.sign(key))
-    return [Cell(form.mean(g.values(key), key) if g.seeds(key) else DASH, g is best) for g in groups]
+    return [Cell(form.mean(g.values(key), key) if g.seeds(key) else DASH, g is best and g.is_finished) for g in groups]
 
 
-def difference_cells(pairs: Sequence[Difference | None], form: ScoreForm = AS_THEY_ARE) -> list[Cell]:
-    """Return differences with their intervals; bold where an interval leaves out 0."""
-    return [Cell(form.difference(x), x.is_conclusive) if x else Cell(DASH) for x in pairs]
+def difference_cells(
+    groups: Sequence[Repeated], reference: Repeated, key: str, form: ScoreForm = AS_THEY_ARE
+) -> list[Cell]:
+    """Return the groups' differences to a reference with their intervals; bold where an interval leaves out 0."""
+    pairs = zip(groups, compare_all(groups, reference, key))
+    return [Cell(form.difference(x), x.is_conclusive and g.is_finished) if x else Cell(DASH) for g, x in pairs]
 
 
 def compare_all(groups: Sequence[Repeated], reference: Repeated, key: str) -> list[Difference | None]:
@@ -90,7 +97,7 @@ def scores(groups: Sequence[Repeated], keys: Sequence[str], form: ScoreForm = AS
 def differences(groups: Sequence[Repeated], keys: Sequence[str]) -> Table:
     """Return each group less the first, by the same seeds, with 95 % intervals."""
     first, *others = groups
-    rows = [(label_of(key), difference_cells([compare(other, first, key) for other in others])) for key in keys]
+    rows = [(label_of(key), difference_cells(others, first, key)) for key in keys]
     return Table(f"Less {first.name}", ["", *(group.name for group in others)], rows)
 
 
