@@ -72,6 +72,8 @@ TUNED = {"partitions": ("label_skew:2", "dirichlet:0.5"), "seed": 100}
 
 # Posterior temperatures, by data and by share of them.
 TEMPERATURES = (0.005, 0.01, 0.02, 0.05, 1.0)
+# Other seeds than those of the results, the first that of the trials.
+TEMPERATURE_SEEDS = (100, 101, 102, 103, 104)
 SHARES = (1.0, 1 / 3, 0.1)
 
 # Controls: examples of a client, with as many local steps; standard deviation of the noise of pixels in [0, 1].

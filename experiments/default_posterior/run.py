@@ -26,6 +26,7 @@ from experiments.default_posterior.config import (
     SEEDS_OF,
     SHARES,
     SIZES,
+    TEMPERATURE_SEEDS,
     TEMPERATURES,
     TRIALS,
     TRIED_AT,
@@ -64,13 +65,13 @@ def cells() -> Iterator[tuple[str, Options]]:
             if seed in SEEDS_OF.get(name, SEEDS):
                 yield _study_cell(name, where, seed)
     yield from control_cells()
-    for data, share, temperature in itertools.product(SIZES, SHARES, TEMPERATURES):
+    for data, seed, share, temperature in itertools.product(SIZES, TEMPERATURE_SEEDS, SHARES, TEMPERATURES):
         size, settings = SIZES[data], {**VARIATIONAL, "temperature": temperature}
         share_of = {"examples_per_client": round(share * size.get("examples_per_client", 129))}
         # As many steps as with all data.
         more = {"local_epochs": round(COMMON["local_epochs"] / share)}
-        options = {**size, **share_of, **more, **of_trials, "settings": settings}
-        yield f"temperature,{data},{share:.2g},{temperature:g}", {**options, "partition": "dirichlet:0.5"}
+        options = {**size, **share_of, **more, "trial": True, "seed": seed, "settings": settings}
+        yield f"temperature,{data},{share:.2g},{temperature:g},seed={seed}", {**options, "partition": "dirichlet:0.5"}
 
 
 _DEAR = ("ensemble_5", "variational_adam_pool")

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.default_posterior.config import METHODS, SHARES, SIZES, TEMPERATURES
+from experiments.default_posterior.config import METHODS, SHARES, SIZES, TEMPERATURE_SEEDS, TEMPERATURES
 from experiments.default_posterior.controls import controls_table, detection_table, parts_table
-from experiments.tables import interval, mean_and_sd, paired, write
+from experiments.tables import interval, less, mean_and_sd, paired, write
 
 Record = dict[str, Any]
 Groups = dict[str, dict[str, dict[int, Record]]]
@@ -113,18 +113,20 @@ def trials_table(done: dict[str, Record]) -> list[list[str]]:
 
 
 def temperature_table(done: dict[str, Record]) -> list[list[str]]:
-    """Return NLL of held-out training images by data, share of them and posterior temperature; the best of a row in
-    bold.
+    """Return NLL of held-out training images by data, share of them and posterior temperature: the mean over the seeds
+    that all temperatures have, with the lowest in bold, and differences to it with intervals, paired by seed.
     """
-    lines = [["data", "share", *(f"T = {t:g}" for t in TEMPERATURES)]]
+    lines = [["data", "share", "seeds", *(f"T = {t:g}" for t in TEMPERATURES)]]
     for data in SIZES:
         for share in SHARES:
-            names = [f"temperature,{data},{share:.2g},{t:g}" for t in TEMPERATURES]
-            values: list[float | None] = [
-                done[name]["rows"]["averaged"]["nll"] if name in done else None for name in names
-            ]
-            if any(x is not None for x in values):
-                best = np.nanmin([np.nan if x is None else x for x in values])
-                text = lambda x: "" if x is None else f"**{x:.4f}**" if x == best else f"{x:.4f}"  # noqa: B023
-                lines.append([data, f"{share:.2g}", *map(text, values)])
+            of = lambda seed: [f"temperature,{data},{share:.2g},{t:g},seed={seed}" for t in TEMPERATURES]  # noqa: B023
+            seeds = [seed for seed in TEMPERATURE_SEEDS if all(name in done for name in of(seed))]
+            nll = lambda name: done[name]["rows"]["averaged"]["nll"]
+            values = [dict(zip(seeds, map(nll, names))) for names in zip(*map(of, seeds))]
+            if seeds:
+                means = [float(np.mean([*x.values()])) for x in values]
+                best = values[int(np.argmin(means))]
+                more = lambda x: "" if len(seeds) < 2 or x is best else f" ({less(x, best).strip('*')})"  # noqa: B023
+                texts = [f"**{m:.4f}**" if x is best else f"{m:.4f}{more(x)}" for m, x in zip(means, values)]
+                lines.append([data, f"{share:.2g}", str(len(seeds)), *texts])
     return lines

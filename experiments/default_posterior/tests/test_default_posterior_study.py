@@ -138,13 +138,21 @@ def test_tables_of_trials_and_temperatures():
         "trial,variational_cosine,rate=0.02,iid": record(0.5, 0.4),
         "trial,fed_avg_adam,rate=0.001,iid": record(0.9, 0.4),
     }
-    names |= {f"temperature,digits,1,{t:g}": record(0.1 + t, 0.1) for t in TEMPERATURES}
+    of = lambda t, seed: {
+        f"temperature,digits,1,{t:g},seed={seed}": record(0.1 + t + 0.01 * (seed > 100) * (t > 0.5), 0.1)
+    }
+    names |= {name: x for t in TEMPERATURES for seed in (100, 101) for name, x in of(t, seed).items()}
+    del names["temperature,digits,1,1,seed=101"]
+    one = tables.temperature_table(names)
+    names |= of(1.0, 101)
     trials, temperatures = tables.trials_table(names), tables.temperature_table(names)
     assert trials[1:] == [
         ["variational_cosine", "rate=0.02", "0.5000", "0.5000"],
         ["fed_avg_adam", "rate=0.001", "0.4000", "0.4000"],
     ]
-    assert temperatures[1][:3] == ["digits", "1", f"**{0.1 + TEMPERATURES[0]:.4f}**"]
+    assert one[1] == ["digits", "1", "1", "**0.1050**", "0.1100", "0.1200", "0.1500", "1.1000"]
+    assert temperatures[1][:5] == ["digits", "1", "2", "**0.1050**", "0.1100 (+0.0050 [+0.0050, +0.0050])"]
+    assert temperatures[1][-1] == "1.1050 (+1.0000 [+0.9365, +1.0635])"
 
 
 def test_the_page_has_the_tables_of_the_records():
