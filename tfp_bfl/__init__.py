@@ -38,6 +38,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 if TYPE_CHECKING:
     import tfp_bfl.bench.reports
+    import tfp_bfl.bench.runs
     import tfp_bfl.edges
     from tfp_bfl import (
         algorithms,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 
     __version__: str
     interop: ModuleType
+    load_runs = tfp_bfl.bench.runs.load_runs
     report = tfp_bfl.bench.reports.report
 
 __all__ = [
@@ -83,6 +85,7 @@ __all__ = [
     "glm",
     "interop",
     "layers",
+    "load_runs",
     "models",
     "plots",
     "posterior",
@@ -111,7 +114,7 @@ if not TYPE_CHECKING:  # Type checkers refuse names that are not there.
         edges = importlib.import_module("tfp_bfl.edges")
         if name in edges.PACKAGES:
             found = edges.package(name)
-            return found.report if name == "report" else found
+            return getattr(found, name, found)
         if name in __all__:
             return importlib.import_module(f"tfp_bfl.{name}")
         raise AttributeError(f"module 'tfp_bfl' has no attribute {name!r}")

@@ -38,6 +38,7 @@ EDGES = {
 PACKAGES = {
     "glm": ("glm", "tfp_bfl.glm"),
     "report": ("bench", "tfp_bfl.bench.reports"),
+    "load_runs": ("bench", "tfp_bfl.bench.runs"),
     "interop": ("sites", "tfp_bfl.sites.interop"),
     "sites": ("sites", "tfp_bfl.sites"),
 }

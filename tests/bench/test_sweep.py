@@ -2,14 +2,18 @@
 
 import csv
 import re
+import sys
 
+import numpy as np
 import pytest
 import yaml
 
+import tfp_bfl as bfl
 from tests.kit import refusal, refuses, summary_of
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.bench import runs, sweep
+from tfp_bfl.errors import InvalidArgument
 
 SMALL = (
     *("--dataset", "breast_cancer", "--model", "mlp", "--kind", "deterministic", "--clients", "2"),
@@ -169,7 +173,30 @@ def test_a_run_without_a_score_has_an_empty_cell(tmp_path, monkeypatch):
     configs = {name: make_config(None, {"seed": seed}) for seed, name in enumerate(summaries)}
     monkeypatch.setattr(runs.written, "read_record", lambda folder: (configs[folder.name], summaries[folder.name]))
     runs.write_tables([tmp_path / name for name in summaries], tmp_path)
-    assert [row["ece"] for row in csv.DictReader((tmp_path / "runs.csv").open())] == ["", "0.1"]
+    rows = list(csv.DictReader((tmp_path / "runs.csv").open()))
+    assert [row["ece"] for row in rows] == ["", "0.1"] and [row["batch_size"] for row in rows] == ["32"] * 2
+
+
+@pytest.mark.parametrize("has_pandas", [True, False])
+def test_runs_load_as_one_table(tmp_path, monkeypatch, has_pandas):
+    """Options and numbers are columns; a number with the name of an option stands beside it."""
+    summaries = {"b": {"accuracy": 0.5, "rounds": 7, "text": "x"}, "a": {"accuracy": 0.6, "ece": 0.1, "rounds": 8}}
+    configs = {name: make_config(None, {"seed": seed}) for seed, name in enumerate(summaries)}
+    for name in (*summaries, "unfinished"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").touch()
+    monkeypatch.setattr(runs.written, "is_done", lambda folder: folder.name in summaries)
+    monkeypatch.setattr(runs.written, "read_record", lambda folder: (configs[folder.name], summaries[folder.name]))
+    if not has_pandas:
+        monkeypatch.setitem(sys.modules, "pandas", None)
+    found = bfl.load_runs(tmp_path)
+    assert type(found).__name__ == ("DataFrame" if has_pandas else "dict")
+    column = lambda name: list(found[name])
+    assert column("run") == ["a", "b"] and column("seed") == [1, 0] and column("algorithm") == ["default"] * 2
+    assert column("accuracy") == [0.6, 0.5] and column("summary_rounds") == [8, 7] and column("rounds") == [60, 60]
+    assert column("ece")[0] == 0.1 and np.isnan(column("ece")[1]) and "text" not in found
+    with pytest.raises(InvalidArgument, match="There is no complete run in"):
+        bfl.load_runs(tmp_path / "unfinished")
 
 
 @pytest.fixture(scope="module")

@@ -155,9 +155,8 @@ def test_tensors_are_quantised_by_norms_of_their_own():
     ],
 )
 def test_bound(d, bits):
-    found = [compression.elias_bound(d, s) for s in (2, 4, 16, 256, 65536)]
+    found = [compression.quantiser(s).bound(d) for s in (2, 4, 16, 256, 65536)]
     np.testing.assert_allclose(found, bits, rtol=5e-4)
-    assert [compression.quantiser(s).bound(d) for s in (2, 4, 16, 256, 65536)] == found
 
 
 counted = tf.function(num_bits, input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)

@@ -15,6 +15,8 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from tfp_bfl.app.one_run import records as written
 from tfp_bfl.app.options.config import RunConfig, fields, make_config
 from tfp_bfl.app.options.given_data import recorded
@@ -244,13 +246,55 @@ def write_tables(folders: Sequence[pathlib.Path], output: pathlib.Path) -> None:
     for suffix in FORMATS:
         path = (output / "results").with_suffix(suffix)
         path.write_text(table_text(groups, suffix), encoding="utf-8")
-    keys = all_keys(groups)
-    rows = [["run", "group", "seed", *keys]]
-    for name, i in ((group.repeated.name, i) for group in groups for i in group.runs):
-        found = numbers_in(records[i][1])
-        values = [repr(found[key]) if key in found else "" for key in keys]
-        rows.append([folders[i].name, name, str(records[i][0].seed), *values])
+    columns = _columns([folder.name for folder in folders], records, groups)
+    as_text = lambda x: "" if x is None else x if isinstance(x, str) else json.dumps(x)
+    rows = [[*columns], *([*map(as_text, row)] for row in zip(*columns.values()))]
     (output / "runs.csv").write_text(to_csv(rows), encoding="utf-8")
+
+
+def _columns(
+    names: Sequence[str], records: Sequence[tuple[RunConfig, Mapping[str, Any]]], groups: Sequence[RunGroup]
+) -> dict[str, list[Any]]:
+    """Return the columns of a table with a line a run: its name and group, its options, the numbers of its summary."""
+    order = [(group.repeated.name, i) for group in groups for i in group.runs]
+    options = [records[i][0].recorded() for _, i in order]
+    numbers = [numbers_in(records[i][1]) for _, i in order]
+    columns: dict[str, list[Any]] = {"run": [names[i] for _, i in order], "group": [name for name, _ in order]}
+    for found in (options, numbers):
+        for key in dict.fromkeys(key for row in found for key in row):
+            columns[f"summary_{key}" if key in columns else key] = [row.get(key) for row in found]
+    return columns
+
+
+def load_runs(folder: str | os.PathLike[str]) -> Any:
+    """Load the complete runs in a folder, to a depth of three, as one table with a row a run.
+
+    Columns: run, its folder's name below `folder`; group, the options that tell it from the others but for the seed;
+    one for each option, and one for each number of `summary.json`.
+
+    Returns:
+      A pandas DataFrame; where pandas is not installed, a dictionary of arrays [runs], of numbers float64 with NaN for
+      what a run lacks.
+
+    Raises:
+      InvalidArgument: there is no complete run.
+
+    Example:
+      >>> bfl.load_runs("rules")[["rule", "seed", "test_nll"]]  # doctest: +SKIP
+    """
+    place = pathlib.Path(folder)
+    runs = [run for run in find_runs(place) if written.is_done(run)]
+    if not runs:
+        raise InvalidArgument(f"There is no complete run in {shown(str(place))}: name a folder that holds runs.")
+    records = [written.read_record(run) for run in runs]
+    names = [str(run.relative_to(place)) if run != place else run.name for run in runs]
+    columns = _columns(names, records, grouped(records))
+    try:
+        import pandas
+    except ImportError:
+        is_number = lambda values: all(x is None or type(x) in (int, float) for x in values)
+        return {name: np.array(x, float if is_number(x) else object) for name, x in columns.items()}
+    return pandas.DataFrame(columns)
 
 
 def _note(rows: Sequence[Repeated], numbers: Sequence[int]) -> str:

@@ -1,7 +1,6 @@
 """Compressors of messages, with the bytes that they take."""
 
 from tfp_bfl.compression import variances as variances
-from tfp_bfl.compression.bound import elias_bound
 from tfp_bfl.compression.by_client import ChosenMessage, by_client
 from tfp_bfl.compression.compressors import (
     COMPRESSORS,
@@ -22,7 +21,6 @@ __all__ = [
     "Quantised",
     "by_client",
     "by_tensor",
-    "elias_bound",
     "largest",
     "none",
     "parse_compressor",
