@@ -250,6 +250,14 @@ def doctor() -> None:
         raise click.exceptions.Exit(1)
 
 
+@cli.command()
+def schema() -> None:
+    """Print the JSON Schema of a file for `run --config`, by which editors complete and check it."""
+    from tfp_bfl.app.options.schema import config_schema
+
+    click.echo(json.dumps(config_schema(), indent=2))
+
+
 @cli.command("list")
 def list_choices() -> None:
     """List the algorithms, datasets, models, kinds, rules, weightings, partitions, kernels and more."""

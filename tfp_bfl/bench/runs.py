@@ -269,8 +269,8 @@ def _columns(
 def load_runs(folder: str | os.PathLike[str]) -> Any:
     """Load the complete runs in a folder, to a depth of three, as one table with a row a run.
 
-    Columns: run, its folder's name below `folder`; group, the options that tell it from the others but for the seed;
-    one for each option, and one for each number of `summary.json`.
+    Columns: run, its folder's name below `folder`; group, the options other than the seed by which it differs from the
+    others; one for each option, and one for each number of `summary.json`.
 
     Returns:
       A pandas DataFrame; where pandas is not installed, a dictionary of arrays [runs], of numbers float64 with NaN for
