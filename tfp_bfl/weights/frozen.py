@@ -9,6 +9,8 @@ from __future__ import annotations
 import concurrent.futures
 import hashlib
 import inspect
+import itertools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +18,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl import keras
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, shown
+
+# In an error.
+_MOST_NAMES = 30
 
 
 def frozen_layers(model: keras.Model) -> list[keras.layers.Layer]:
@@ -117,3 +122,44 @@ def read_type(layer: keras.layers.Layer, variable: tf.Variable) -> tf.DType:
     """Return the type in which a layer reads its variable."""
     autocast = type(variable).__name__.startswith("AutoCast")
     return tf.as_dtype(layer.compute_dtype) if autocast else variable.dtype
+
+
+def freeze_named(model: keras.Model, names: Sequence[str]) -> keras.Model:
+    """Freeze layers of a new model by their names, with those inside them, and return the model.
+
+    Keras numbers the layers without a name of all models of a program. Here they count from 0 on in their model, in any
+    kind of weights: dense, dense_1.
+
+    Args:
+      names: of layers at any depth; "*" stands for any letters.
+
+    Raises:
+      InvalidArgument: a name that no layer has.
+    """
+    layers = _by_name(model)
+    for name in names:
+        pattern = re.compile(re.escape(name).replace(r"\*", ".*"))
+        found = [layer for known, layer in layers.items() if pattern.fullmatch(known)]
+        if not found:
+            known = [known for known, layer in layers.items() if layer.weights]
+            rest = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
+            raise InvalidArgument(
+                f"freeze has {shown(name)}, which is no layer of the model {model.name!r}: its layers with weights are "
+                f"{', '.join(known[:_MOST_NAMES])}{rest}."
+            )
+        for layer in found:
+            layer.trainable = False
+    return model
+
+
+def _by_name(model: keras.Model) -> dict[str, keras.layers.Layer]:
+    """Return a model's layers by their names in it, at all depths."""
+    found: dict[str, keras.layers.Layer] = {}
+    for layer in model._flatten_layers(include_self=False):
+        name, base = layer.name, re.sub(r"_\d+$", "", layer.name)
+        if base.replace("_", "") == type(layer).__name__.lower():  # As Keras names a layer.
+            base = re.sub(r"_(flipout|variational_dropout)$", "", base)
+            numbered = (f"{base}_{i}" if i else base for i in itertools.count())
+            name = next(x for x in numbered if x not in found)
+        found.setdefault(name, layer)
+    return found
