@@ -256,8 +256,9 @@ def test_frozen_layers_are_constants_of_the_model(name, frozen, monkeypatch):
     output, there = (
         each.next(begin(each), of.shards(EVERYONE, 2)) for each, of in ((process, CLIENTS), (wanted, data))
     )
-    assert_same(output.state, there.state)
-    assert_same(output.metrics, there.metrics)
+    # The features of a batch are those of all rows but for rounding, which steps of training enlarge.
+    assert_same(output.state, there.state, rtol=1e-4, atol=5e-5)
+    assert_same(output.metrics, there.metrics, rtol=1e-4, atol=5e-5)
     assert "frozen weights" in process.description and "frozen weights" not in wanted.description
 
 
