@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 EDGES = ("glm", "sites", "bench")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
-    "core lines": (46_350, 38_000),
+    "core lines": (46_825, 38_000),
     "edge lines": (13_270, 11_500),
-    "test lines": (57_126, 48_000),
+    "test lines": (57_546, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl import models, servers
+from tfp_bfl import layers, models, servers
 from tfp_bfl.contracts import ClientWork
-from tfp_bfl.data import Clients, iid, load
+from tfp_bfl.data import Clients, Source, iid, load
 from tfp_bfl.training import cosine_decay
 from tfp_bfl.weights import ModelWeights, Population, ServerMessage, get_weights
 
@@ -56,6 +56,39 @@ class Method(NamedTuple):
 @functools.cache
 def mlp(kind):
     return lambda: models.mlp(kind, hidden=(3,), initial_stddev=0.05, min_stddev=FLOOR, prior_stddev=1.0)
+
+
+def body():
+    """A frozen network of layers that would change and draw if they trained, one of them set to train again."""
+    glorot, constant = tf.keras.initializers.GlorotNormal(seed=5), tf.keras.initializers.Constant(0.1)
+    inputs = tf.keras.Input((30,))
+    x = tf.keras.layers.Dense(30, "tanh", kernel_initializer=glorot)(inputs)
+    x = tf.keras.layers.BatchNormalization(moving_mean_initializer=constant)(x)
+    x = tf.keras.layers.Dropout(0.5)(layers.MCDropout(0.5)(layers.DenseFlipout(30, kernel_initializer=glorot)(x)))
+    model = tf.keras.Model(inputs, x, name="body")
+    model.trainable, model.layers[2].trainable = False, True
+    return model
+
+
+@functools.cache
+def on_body(model_fn):
+    """The layers of a model on those of `body`."""
+
+    def build():
+        inputs = tf.keras.Input((30,))
+        x = body()(inputs)
+        for layer in model_fn().layers[1:]:
+            x = layer(x)
+        return tf.keras.Model(inputs, x, name="on_body")
+
+    return build
+
+
+def after_body(source):
+    """The source with the features that `body` makes of its own."""
+    with layers.sampling("mean"):
+        features = body()(source.features).numpy()
+    return Source(source.name, source.split, features, source.labels, source.class_names)
 
 
 @functools.cache

@@ -17,7 +17,8 @@ from tfp_bfl.federated.faults import FAULTS
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.weights import get_weights, min_stddev
 
-from .method import CLIENTS, FLOOR, SECRET, SEED, SOURCE, begin, result_of
+from . import chain_methods, drift_methods, laplace_method, methods, personal_methods
+from .method import CLIENTS, FLOOR, SECRET, SEED, SOURCE, after_body, begin, mlp, on_body, result_of
 from .methods import METHODS, METRICS, TELLING, assert_same, method_of
 
 EVERYONE = (0, 1, 2)
@@ -231,6 +232,34 @@ def test_a_run_resumes_to_the_bit(name, tmp_path, monkeypatch):
     kept = lambda row: {key: x for key, x in row.items() if key not in last}
     rows = [[*map(kept, without_times(each.rounds))] for each in (found, whole)]
     assert rows[0] == rows[1]
+
+
+@pytest.fixture
+def frozen(monkeypatch):
+    """Builds an algorithm whose models stand on frozen layers."""
+    caches = methods.variational_work, methods.pulled_work
+    for module in (methods, chain_methods, drift_methods, laplace_method, personal_methods):
+        monkeypatch.setattr(module, "mlp", lambda kind: on_body(mlp(kind)))
+    monkeypatch.setattr(methods, "normalized", on_body(methods.normalized))
+    [cache.cache_clear() for cache in caches]
+    yield lambda name: METHODS[name]().build()
+    [cache.cache_clear() for cache in caches]
+
+
+@most_methods
+def test_frozen_layers_are_constants_of_the_model(name, frozen, monkeypatch):
+    """A round is that of the layers above on the features that the frozen ones make, to the bits of a message."""
+    process, data = frozen(name), Clients(after_body(SOURCE), CLIENTS.indices)
+    monkeypatch.undo()
+    monkeypatch.setattr(methods, "SOURCE", data.source)  # Features that a server holds.
+    wanted = METHODS[name]().build() if name == "fed_be" else process_of(name)
+    output, there = (
+        each.next(begin(each), of.shards(EVERYONE, 2)) for each, of in ((process, CLIENTS), (wanted, data))
+    )
+    # The features of a batch are those of all rows but for rounding, which steps of training enlarge.
+    assert_same(output.state, there.state, rtol=1e-4, atol=5e-5)
+    assert_same(output.metrics, there.metrics, rtol=1e-4, atol=5e-5)
+    assert "frozen weights" in process.description and "frozen weights" not in wanted.description
 
 
 @pytest.mark.deep(after="tests/algorithms/test_contract.py")

@@ -1,6 +1,7 @@
 """What configurations stand for: shares of the data, recipes with their options, and runs of them that go on."""
 
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -242,3 +243,39 @@ def test_the_published_dropout_is_one_more():
     assert dropouts(output_dropout="true") == dropouts() + 1
     with pytest.raises(bfl.errors.InvalidArgument, match="output_dropout is of kind 'mc_dropout', and this"):
         dropouts(kind="flipout", output_dropout="true")
+
+
+DIGITS = bfl.data.load("digits")
+OF_DIGITS = {"dataset": "digits", "model": "lenet"}
+
+
+@pytest.mark.parametrize("kind", ["flipout", "deterministic"])
+@pytest.mark.parametrize(
+    ("names", "number"),
+    [("dense", 1), ("dense,conv2d_1", 2), (["dense", "dense_1"], 2), ("conv*", 2), ("*_1", 2), ("flatten,dense_1", 1)],
+)
+def test_layers_are_frozen_by_name(names, number, kind):
+    """Names count the layers of the model alone, however many the program has built, and in any kind."""
+    config = make_config(None, {**OF_DIGITS, "kind": kind, "freeze": names})
+    for _ in range(2):
+        model = build.model_fn(config, DIGITS)()
+        frozen = [not layer.trainable for layer in model.layers if layer.weights]
+        assert sum(frozen) == number and not frozen[-1]
+
+
+LAYERS = "its layers with weights are conv2d, conv2d_1, dense, dense_1, dense_2."
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("dens", f"freeze has 'dens', which is no layer of the model 'lenet_flipout': {LAYERS}"),
+        ("dense,cov*", f"freeze has 'cov*', which is no layer of the model 'lenet_flipout': {LAYERS}"),
+        ("dense,", f"freeze has '', which is no layer of the model 'lenet_flipout': {LAYERS}"),
+        ("*", "All weights of the model 'lenet_flipout' are frozen, so that nothing is trained: leave its last layer "),
+    ],
+)
+def test_names_that_freeze_nothing_or_all_are_one_sentence(names, message):
+    with pytest.raises(InvalidArgument, match=re.escape(message)) as error:
+        build.settle(make_config(None, {**OF_DIGITS, "freeze": names}), DIGITS)
+    assert "\n" not in str(error.value)

@@ -151,12 +151,15 @@ def test_a_folder_of_images(tmp_path):
     for k in range(40):
         place = tmp_path / "scans" / f"hospital {k % 2}" / ("bright" if k % 4 > 1 else "dark")
         place.mkdir(parents=True, exist_ok=True)
-        pixels = RNG.integers(128, 255, (8, 8), np.uint8) if k % 4 > 1 else RNG.integers(0, 128, (8, 8), np.uint8)
+        size = RNG.integers(8, 13, 2)
+        pixels = RNG.integers(128, 255, size, np.uint8) if k % 4 > 1 else RNG.integers(0, 128, size, np.uint8)
         Image.fromarray(pixels).save(place / f"{k}.png")
-    out = tmp_path / "run"
-    assert call("run", "--dataset", tmp_path / "scans", *TRAINING, "--output", out) == 0
+    out, sized = tmp_path / "run", ["--image-size", "8,10"]
+    assert call("run", "--dataset", tmp_path / "scans", *TRAINING, *sized, "--output", out) == 0
     config = yaml.safe_load((out / "config.yaml").read_text())
-    assert (config["partition"], config["clients"]) == ("given", 2)
+    assert (config["partition"], config["clients"], config["image_size"]) == ("given", 2, "8,10")
+    assert bfl.export.read_info(out / "saved_model").model["input_shape"] == [8, 10, 1]
+    assert "antialias=True" in (out / "saved_model" / "model_card.md").read_text()
     assert bfl.export.read_info(out / "saved_model").class_names == ["bright", "dark"]
     assert call("predict", out, tmp_path / "scans" / "hospital 0" / "dark") == 0
 

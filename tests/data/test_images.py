@@ -13,6 +13,7 @@ from PIL import Image
 from tests.kit import refuses
 from tfp_bfl import data
 from tfp_bfl.data import read_images, read_own
+from tfp_bfl.errors import InvalidArgument
 
 SHAPE = (6, 5, 3)
 RNG = np.random.default_rng(0)
@@ -222,6 +223,69 @@ def test_folders_of_images_under_another_name(tmp_path, kind):
     folder = in_folders(tmp_path / "images", READ[kind][0], suffix=".jpg")
     train = read_own(folder).train
     assert len(train.features) and train.features.shape[1:3] == (6, 5)
+
+
+def photographs(folder):
+    """Write images of several sizes in two classes, and return them by path."""
+    found = {}
+    for label in ("dark", "light"):
+        (folder / label).mkdir(parents=True)
+        for i in range(5):
+            pixels = RNG.integers(256, size=(*RNG.integers(5, 40, 2), 3)).astype(np.uint8)
+            found[str(write(folder / label / f"{i}.png", pixels))] = pixels
+    return found
+
+
+def by_pillow(pixels, size):
+    """The triangle filter of Pillow, which widens it where images become smaller, as antialiasing does."""
+    return np.array(Image.fromarray(pixels).resize(size[::-1], Image.Resampling.BILINEAR))
+
+
+@pytest.mark.parametrize("size", [(8, 6), (50, 60), (1, 1)])
+def test_images_of_any_size_are_resized_as_pillow_does(tmp_path, size):
+    wanted = photographs(tmp_path / "images")
+    found = read_images(tmp_path / "images", (*size, 3), resize=True)
+    assert found.failures == () and found.pixels.dtype == np.uint8
+    for name, pixels in zip(found.names, found.pixels, strict=True):
+        assert np.abs(pixels.astype(int) - by_pillow(wanted[name], size)).max() <= 2
+    own = read_own(tmp_path / "images", image_size=size)
+    assert {x.tobytes() for x in (*own.train.features, *own.test.features)} == {x.tobytes() for x in found.pixels}
+    refuses("of the size of the first unless --image-size is given", read_own, tmp_path / "images")
+
+
+def test_arrays_of_images_are_resized(tmp_path):
+    images = RNG.integers(256, size=(12, 9, 7, 3)).astype(np.uint8)
+    np.savez(tmp_path / "a.npz", images)
+    found = read_images(tmp_path / "a.npz", (4, 5, 3), resize=True).pixels
+    of_floats = read_own((images / np.float32(255), np.arange(12) % 2, np.arange(12) % 2), image_size=(4, 5))
+    of_bytes = read_own((images, np.arange(12) % 2, np.arange(12) % 2), image_size="4,5")
+    assert of_floats.clients.source is of_floats.train and of_floats.train.features.dtype == np.float32
+    for i, pixels in enumerate(images):
+        assert np.abs(found[i].astype(int) - by_pillow(pixels, (4, 5))).max() <= 1
+    np.testing.assert_array_equal(np.rint(of_floats.train.features * 255), of_bytes.train.features)
+    assert {x.tobytes() for x in of_bytes.train.features} <= {x.tobytes() for x in found}
+
+
+def test_embedded_images_are_resized_and_tables_are_refused():
+    small, large = data.load("digits", image_size="4,6"), data.load("digits")
+    assert small.features.shape[1:] == (4, 6, 1) and small.features.dtype == np.uint8
+    assert data.peek("digits", image_size=(4, 6)).element_shape == (4, 6, 1)
+    assert np.abs(small.features.mean((1, 2)) - large.features.mean((1, 2))).max() < 30
+    refuses("belongs to images, and breast_cancer has none", data.load, "breast_cancer", image_size=(4, 4))
+
+
+@pytest.mark.parametrize("size", ["0,3", "3", "3,3,3", "a,b", "2.5,3", (3,), (0, 1), (2.5, 3), 7, "-1,4", ""])
+def test_sizes_that_are_none(size):
+    refuses("must be two whole numbers of at least 1, HEIGHT,WIDTH", data.load, "digits", image_size=size)
+
+
+def test_an_image_that_is_too_large_to_decode_is_refused(tmp_path):
+    content = bytearray(encoded(Image.new("L", (8, 8))))
+    content[16:24] = struct.pack(">II", 2**13, 2**13 + 1)
+    content[29:33] = struct.pack(">I", zlib.crc32(bytes(content[12:29])))
+    (tmp_path / "a.png").write_bytes(content)
+    with pytest.raises(InvalidArgument, match="8193 x 8192, but may have at most 67,108,864"):
+        read_images(tmp_path / "a.png", (4, 4, 1), resize=True)
 
 
 IMAGE = np.arange(1, 13, dtype=np.float32).reshape(1, 3, 4, 1)

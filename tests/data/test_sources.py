@@ -3,10 +3,12 @@ import types
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.kit import refuses
 from tfp_bfl import data
 from tfp_bfl.data import _tfds
+from tfp_bfl.data.sizes import resized
 from tfp_bfl.errors import InvalidArgument
 
 
@@ -102,6 +104,25 @@ def test_heart_disease_has_the_patients_of_four_hospitals():
 )
 def test_bad_names_and_splits_are_one_sentence(name, split, message):
     refuses(re.escape(message), data.load, name, split=split)
+
+
+def test_images_of_several_sizes_of_tfds_are_resized():
+    """By a dataset's builder as TFDS has them: images are resized one by one, as those of folders are."""
+    rng = np.random.default_rng(0)
+    images = [rng.integers(256, size=(*rng.integers(3, 20, 2), 3)).astype(np.uint8) for _ in range(7)]
+    spec = (tf.TensorSpec([None, None, 3], tf.uint8), tf.TensorSpec([], tf.int64))
+    pairs = tf.data.Dataset.from_generator(lambda: zip(images, range(7)), output_signature=spec)
+    features = {
+        "image": types.SimpleNamespace(shape=(None, None, 3)),
+        "label": types.SimpleNamespace(names=[*"abcdefg"]),
+    }
+    splits = {"train": types.SimpleNamespace(num_examples=7)}
+    info = types.SimpleNamespace(splits=splits, supervised_keys=("image", "label"), features=features)
+    builder = types.SimpleNamespace(info=info, as_dataset=lambda **options: pairs)
+    found, labels, names = _tfds.read(builder, "photographs", "train", (6, 5))
+    assert labels.tolist() == [*range(7)] and names == (*"abcdefg",)
+    for pixels, image in zip(found, images, strict=True):
+        np.testing.assert_array_equal(pixels, resized(image[None], (6, 5))[0])
 
 
 def test_unprepared_without_network_says_how_to_prepare(tmp_path, monkeypatch):

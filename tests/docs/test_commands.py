@@ -37,7 +37,8 @@ COMMANDS = [(page, command) for page, commands in PAGES.items() for command in c
 def test_the_program_takes_each_command(page, command, tmp_path, monkeypatch):
     """Options and their values; files that the reader has are not looked for."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my.py").write_text(FILE)
+    for name in ("my.py", "frozen.py"):
+        (tmp_path / name).write_text(FILE)
     command = [word for word in command if not word.startswith(">")]
     command = command[: command.index("predictions.csv")] if "predictions.csv" in command else command
     if "--help" in command:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tests.docs.test_commands import PAGES, ROOT
 from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.weights import seeded
 
 pytestmark = [pytest.mark.deep(after="tests/docs/test_commands.py"), pytest.mark.long]
 
@@ -96,6 +97,10 @@ def write_files(page):
     heart = (ROOT / "tfp_bfl/data/heart_disease/heart_disease.csv").read_text().splitlines()
     pathlib.Path("heart.csv").write_text("\n".join(heart))
     pathlib.Path("new.csv").write_text("\n".join(line.split(",", 1)[1].rsplit(",", 1)[0] for line in heart[:4]))
+    if "body.keras" in text:
+        with seeded(0):
+            body = [tf.keras.Input((8, 8, 1)), tf.keras.layers.Flatten(), tf.keras.layers.Dense(8, "relu")]
+            tf.keras.Sequential(body).save("body.keras")
     images = rng.integers(0, 255, size=(60, 8, 8, 1)).astype(np.uint8)
     np.savez("scans.npz", features=images, labels=np.resize([0, 1], 60))
     np.savez("more.npz", features=images[:3])

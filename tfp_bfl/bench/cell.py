@@ -139,7 +139,7 @@ def run_final(task: Task) -> Finished:
         held = trained.predict(trained.held)
         found = scores.of_classes(test, held)
         if task.ood is not None and not job.is_personal:
-            other = bfl.data.load(task.ood, split="test", data_dir=config.data_dir)
+            other = bfl.data.load(task.ood, "test", config.data_dir, config.image_size)
             other = other.subset(min(_MOST_EXAMPLES, other.num_examples), seed=config.seed)
             labels = np.zeros(other.num_examples, np.int32)
             foreign = bfl.evaluation.evaluate(trained.model, other.features, labels, **job.prediction)

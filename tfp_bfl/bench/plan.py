@@ -142,7 +142,7 @@ class Plan(NoTruthAsNumber):
             return
         if of_numbers or datasets.is_own(config):
             raise InvalidArgument(f"ood of the setting {setting!r} is of images of a named dataset: leave it out.")
-        own, other = (bfl.data.peek(name, data_dir=config.data_dir) for name in (config.dataset, ood))
+        own, other = (bfl.data.peek(name, config.data_dir, config.image_size) for name in (config.dataset, ood))
         if own.element_shape != other.element_shape:
             raise InvalidArgument(
                 f"ood of the setting {setting!r} is {ood} with examples {list(other.element_shape)}, but those of "

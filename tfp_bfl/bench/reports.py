@@ -189,7 +189,7 @@ def _others(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping
             raise InvalidArgument(f"--ood {ood} is what a run was trained on: name another dataset of its shape.")
     if is_path:
         return [_from_path(pathlib.Path(ood), source) for source in test_sets]
-    other = bfl.data.load(ood, split="test", data_dir=records[0][0].data_dir)
+    other = bfl.data.load(ood, "test", records[0][0].data_dir, records[0][0].image_size)
     form = lambda source: f"{source.features.dtype} {list(source.element_shape)}"
     for source in test_sets:
         if form(other) != form(source):

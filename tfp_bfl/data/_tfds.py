@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tfp_bfl.data.sizes import Size, resizing
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.logs import quiet
 
@@ -26,8 +27,11 @@ MOST_VERSIONS, MOST_FEATURES_BYTES = 100, 2**20
 PREPARED_ELSEWHERE = "storage.googleapis.com"  # where TFDS itself looks for a prepared copy
 
 
-def find(name: str, known: Sequence[str], data_dir: str | os.PathLike | None = None) -> Any:
-    """Return the prepared TFDS builder of an image classification dataset; download and prepare it if need be."""
+def find(name: str, known: Sequence[str], data_dir: str | os.PathLike | None = None, resizes: bool = False) -> Any:
+    """Return the prepared TFDS builder of an image classification dataset; download and prepare it if need be.
+
+    `resizes` is whether images of several sizes are accepted.
+    """
     import tensorflow_datasets as tfds
 
     if data_dir is not None:
@@ -47,7 +51,7 @@ def find(name: str, known: Sequence[str], data_dir: str | os.PathLike | None = N
             raise InvalidArgument(_unknown(name, known, tfds.list_builders())) from None
         except Exception as e:
             raise InvalidArgument(f"TFDS can't read the data source {name!r}: {_first_line(e)}.") from e
-        _check_features(builder, name)
+        _check_features(builder, name, resizes)
         if not builder.is_prepared():
             _prepare(builder, name)
             builder = tfds.builder(name, data_dir=data_dir)
@@ -56,8 +60,13 @@ def find(name: str, known: Sequence[str], data_dir: str | os.PathLike | None = N
     return builder
 
 
-def read(builder: Any, name: str, split: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Return images uint8 [N, height, width, channels], labels int32 [N] and the class names of one split."""
+def read(
+    builder: Any, name: str, split: str, size: Size | None = None
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Return images uint8 [N, height, width, channels], labels int32 [N] and the class names of one split.
+
+    Images are resized to `size`, where it is given.
+    """
     info = builder.info
     try:
         num_examples = info.splits[split].num_examples
@@ -67,12 +76,14 @@ def read(builder: Any, name: str, split: str) -> tuple[np.ndarray, np.ndarray, t
     if not num_examples:
         raise InvalidArgument(f"The split {split!r} of {name} has no examples, but must have at least one.")
     image_key, label_key = info.supervised_keys
-    images = np.empty((num_examples, *info.features[image_key].shape), np.uint8)
+    shape = info.features[image_key].shape
+    images = np.empty((num_examples, *(size or shape[:2]), shape[2]), np.uint8)
     labels = np.empty(num_examples, np.int32)
     done = 0
     try:
         # Batches into one array keep the peak of memory at half of what reading all at once takes.
-        for batch in builder.as_dataset(split=split, batch_size=BATCH, as_supervised=True, shuffle_files=False):
+        pairs = builder.as_dataset(split=split, as_supervised=True, shuffle_files=False)
+        for batch in (pairs if size is None else pairs.map(resizing(size))).batch(BATCH):
             stop = done + len(batch[1])
             images[done:stop], labels[done:stop] = batch[0].numpy(), batch[1].numpy()
             done = stop
@@ -110,7 +121,7 @@ def _class_names(node: object) -> Iterator[Any]:
             yield node["type"]
 
 
-def _check_features(builder: Any, name: str) -> None:
+def _check_features(builder: Any, name: str, resizes: bool) -> None:
     import tensorflow_datasets as tfds
 
     keys, features = builder.info.supervised_keys, builder.info.features
@@ -118,8 +129,12 @@ def _check_features(builder: Any, name: str) -> None:
     image, label = (features[k] for k in keys) if named else (None, None)
     if not isinstance(image, tfds.features.Image) or not isinstance(label, tfds.features.ClassLabel):
         raise InvalidArgument(f"{name} is not image classification, but must have one image and one class label.")
-    if None in image.shape:
-        raise InvalidArgument(f"{name} has images of several sizes, but all must have one size.")
+    if None in image.shape[2:]:
+        raise InvalidArgument(f"{name} has images with several numbers of channels, but all must have one.")
+    if None in image.shape and not resizes:
+        raise InvalidArgument(
+            f"{name} has images of several sizes, but all must have one size: give --image-size HEIGHT,WIDTH."
+        )
     if np.dtype(image.np_dtype) != np.uint8:
         raise InvalidArgument(f"{name} has images of type {np.dtype(image.np_dtype)}, but they must be uint8.")
 

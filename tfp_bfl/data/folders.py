@@ -9,6 +9,7 @@ from tfp_bfl import files
 from tfp_bfl.data.images import FORMATS, image_files, is_hidden, read_images, shape_of
 from tfp_bfl.data.names import as_names, as_text, canonical
 from tfp_bfl.data.read_examples import Examples
+from tfp_bfl.data.sizes import Size
 from tfp_bfl.errors import InvalidArgument, shown
 
 _TRAIN = ("train", "training")
@@ -43,15 +44,18 @@ def splits(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     return dict(zip(("train", "test"), found))
 
 
-def read_folder(folder: pathlib.Path) -> tuple[Examples, Examples | None]:
-    """Read the images of a folder, with the names of their classes and clients, and its test set if it has one."""
+def read_folder(folder: pathlib.Path, size: Size | None = None) -> tuple[Examples, Examples | None]:
+    """Read the images of a folder, with the names of their classes and clients, and its test set if it has one.
+
+    They are resized to `size`, or must all have the size of the first.
+    """
     parts = splits(folder)
     if not parts:
-        return _read(folder), None
-    return _read(parts["train"]), _read(parts["test"]) if "test" in parts else None
+        return _read(folder, size), None
+    return _read(parts["train"], size), _read(parts["test"], size) if "test" in parts else None
 
 
-def _read(folder: pathlib.Path) -> Examples:
+def _read(folder: pathlib.Path, size: Size | None) -> Examples:
     paths = sorted(image_files(folder), key=lambda p: (*as_names(p.relative_to(folder).parts), p))
     depths = {len(p.relative_to(folder).parts) for p in paths}
     if depths not in ({2}, {3}):
@@ -67,10 +71,16 @@ def _read(folder: pathlib.Path) -> Examples:
     nameless = next((p for p in paths if "" in as_names(p.relative_to(folder).parts[:-1])), None)
     if nameless is not None:
         raise InvalidArgument(f"The folder {shown(str(nameless.parent))} has a name of blanks alone: rename it.")
-    images = read_images(paths, shape_of(paths[0]))
+    first = shape_of(paths[0])
+    images = read_images(paths, (*(size or first[:2]), first[2]), resize=size is not None)
     if images.failures:
         name, reason = images.failures[0]
         more = f", and {len(images.failures) - 1} more are not either" if len(images.failures) > 1 else ""
-        raise InvalidArgument(f"The image {name} {reason}{more}: all must be readable and of the size of the first.")
+        must = (
+            "must be readable"
+            if size
+            else "must be readable, and of the size of the first unless --image-size is given"
+        )
+        raise InvalidArgument(f"The image {name} {reason}{more}: all {must}.")
     labels, owners = (as_text([p.parts[-depth] for p in paths]) for depth in (2, 3))
     return Examples(images.pixels, labels, owners if depths == {3} else None)

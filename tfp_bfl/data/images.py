@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from tfp_bfl import files
+from tfp_bfl.data.sizes import MOST_PIXELS, resized
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 
 # Names of files that a folder's images have; what a file holds is decided by its content.
@@ -53,7 +54,9 @@ class _Unreadable(Exception):
     """The reason why a file cannot be read."""
 
 
-def read_images(paths: str | os.PathLike | Sequence[str | os.PathLike], shape: tuple[int, int, int]) -> Images:
+def read_images(
+    paths: str | os.PathLike | Sequence[str | os.PathLike], shape: tuple[int, int, int], resize: bool = False
+) -> Images:
     """Read images of one shape; one that can't be read does not stop the others.
 
     A path is an image file, a folder (its files .png, .jpg, .jpeg, .bmp and .gif that are not hidden, and those of its
@@ -75,6 +78,8 @@ def read_images(paths: str | os.PathLike | Sequence[str | os.PathLike], shape: t
     Args:
       paths: one path or several.
       shape: (height, width, channels), such as a model's `input_shape[1:]`.
+      resize: images of other sizes, of at most 67 million pixels, are resized to the shape's height and width
+        bilinearly, with antialiasing.
 
     Raises:
       InvalidArgument: a path does not exist, a folder has no image files, none of the images can be read, or `shape`
@@ -92,12 +97,12 @@ def read_images(paths: str | os.PathLike | Sequence[str | os.PathLike], shape: t
         try:
             with files.open_regular(path, "image file") as file:
                 if path.suffix.lower() == ".npz":
-                    pixels, bad = _read_archive(file, shape)
+                    pixels, bad = _read_archive(file, shape, resize)
                     names += [f"{name}[{i}]" for i in np.flatnonzero(~bad)]
                     failures += [(f"{name}[{i}]", "has values that are not in [0, 1]") for i in np.flatnonzero(bad)]
                     parts.append(pixels[~bad])
                 else:
-                    parts.append(_read_image(file, shape)[np.newaxis])
+                    parts.append(_read_image(file, shape, resize)[np.newaxis])
                     names.append(name)
         except (_Unreadable, InvalidArgument) as error:
             failures.append((name, str(error).split(f"{name} ", 1)[-1].rstrip(".")))
@@ -133,11 +138,11 @@ def _expand(paths: object) -> list[pathlib.Path]:
     return expanded
 
 
-def _read_image(file: BinaryIO, shape: tuple[int, int, int]) -> np.ndarray:
+def _read_image(file: BinaryIO, shape: tuple[int, int, int], resize: bool) -> np.ndarray:
     """Return the pixels, uint8 [height, width, channels]."""
     from PIL import ImageOps
 
-    most = shape[0] * shape[1] * 8 + MOST_EXTRA_BYTES
+    most = (MOST_PIXELS if resize else shape[0] * shape[1]) * 8 + MOST_EXTRA_BYTES
     with _errors_as("is not an image file: it must be BMP, GIF, JPEG or PNG, or .npz"):
         content = file.read(most + 1)
         if len(content) > most:
@@ -148,6 +153,11 @@ def _read_image(file: BinaryIO, shape: tuple[int, int, int]) -> np.ndarray:
         if content.startswith(_PNG_SIGNATURE) and content[_PNG_BITS] > 8:
             raise _Unreadable(f"has {content[_PNG_BITS]} bits a channel, {_MUST_BE}")
         size, is_upright = _as_shown(image)
+        there = size[:2]
+        if resize:
+            if there[0] * there[1] > MOST_PIXELS:
+                raise _Unreadable(f"is {there[0]} x {there[1]}, but may have at most {MOST_PIXELS:,} pixels")
+            size = (*shape[:2], size[2])
         if image.mode == "P" and size == (*shape[:2], 3) and shape[2] == 1:  # As of GIF, which has palettes only.
             palette = np.array(image.getpalette() or [0, 1, 2]).reshape(-1, 3)
             size = shape if (palette == palette[:, :1]).all() else size
@@ -158,7 +168,8 @@ def _read_image(file: BinaryIO, shape: tuple[int, int, int]) -> np.ndarray:
         image.load()
         direct = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[shape[2]]
         upright = image if is_upright else ImageOps.exif_transpose(image)
-        return np.array(upright.convert(direct), np.uint8).reshape(shape)
+        pixels = np.array(upright.convert(direct), np.uint8).reshape(1, *there, shape[2])
+    return resized(pixels, shape[:2])[0]
 
 
 def _open(file: BinaryIO) -> Any:
@@ -246,7 +257,7 @@ class _Reluctant(io.BufferedIOBase):
         return True
 
 
-def _read_archive(file: BinaryIO, shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
+def _read_archive(file: BinaryIO, shape: tuple[int, int, int], resize: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return pixels, uint8 or float32 [N, height, width, channels], and which images have values out of [0, 1], [N]."""
     with _errors_as("is not a readable .npz archive"), zipfile.ZipFile(_Reluctant(file)) as archive:  # type: ignore[arg-type]
         members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
@@ -258,15 +269,15 @@ def _read_archive(file: BinaryIO, shape: tuple[int, int, int]) -> tuple[np.ndarr
         if members[0].compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise _Unreadable("is compressed in a way that NumPy's savez_compressed isn't")
         with archive.open(members[0]) as stream:
-            array = _read_array(stream, shape)
+            array = _read_array(stream, shape, resize)
     if array.dtype == np.uint8:
-        return array, np.zeros(len(array), bool)
+        return resized(array, shape[:2]), np.zeros(len(array), bool)
     with np.errstate(invalid="ignore"):
         inside = (array >= 0) & (array <= 1)
-    return array.astype(np.float32), ~inside.all(axis=(1, 2, 3))
+    return resized(array.astype(np.float32), shape[:2]), ~inside.all(axis=(1, 2, 3))
 
 
-def _read_array(stream: Any, shape: tuple[int, int, int]) -> np.ndarray:
+def _read_array(stream: Any, shape: tuple[int, int, int], resize: bool) -> np.ndarray:
     # The only version that NumPy writes for numbers, and the one with a limit of its header.
     if np.lib.format.read_magic(stream) != (1, 0):
         raise _Unreadable("has an array that is not in version 1.0 of NumPy's format")
@@ -274,8 +285,8 @@ def _read_array(stream: Any, shape: tuple[int, int, int]) -> np.ndarray:
     if dtype != np.uint8 and not (dtype.kind == "f" and dtype.itemsize <= 8):
         raise _Unreadable(f"has values of type {shown(str(dtype))}, but they must be uint8 or floating-point")
     full = (*dimensions, 1) if len(dimensions) == 3 else dimensions
-    if full[1:] != shape or full[0] < 1:
-        wanted = f"[N, {', '.join(map(str, shape))}]"
+    if (full[3:] != shape[2:] or min(full) < 1) if resize else (full[1:] != shape or full[0] < 1):
+        wanted = f"[N, {'height, width, ' if resize else ''}{', '.join(map(str, shape[2 * resize :]))}]"
         raise _Unreadable(f"has an array of shape {shown(list(dimensions))}, but it must be {wanted}")
     num_bytes = int(np.prod(dimensions, dtype=object)) * dtype.itemsize
     if num_bytes > MOST_ARRAY_BYTES:

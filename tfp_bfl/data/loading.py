@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from tfp_bfl.data import _tfds
 from tfp_bfl.data.own import folders_name_clients, is_own, read_own
 from tfp_bfl.data.partitions import generator
+from tfp_bfl.data.sizes import at_size, parse_size
 from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
 from tfp_bfl.data.statistics import Column
 from tfp_bfl.errors import InvalidArgument, missing_package
@@ -101,7 +102,12 @@ def _load_embedded(name: str, split: str) -> Source:
     return Source(name, split, features[keep], numbers[keep], columns=columns, target=target)
 
 
-def load(name: str, split: str = "train", data_dir: str | os.PathLike | None = None) -> Source:
+def load(
+    name: str,
+    split: str = "train",
+    data_dir: str | os.PathLike | None = None,
+    image_size: str | Sequence[int] | None = None,
+) -> Source:
     """Load one split of a dataset into memory.
 
     "digits" (uint8 [N, 8, 8, 1]: 0..16 scaled to 0..255), "breast_cancer" (float32 [N, 30]: each column
@@ -109,18 +115,20 @@ def load(name: str, split: str = "train", data_dir: str | os.PathLike | None = N
     labels are numbers to regress on) come with scikit-learn; a fifth, of each class, is the test split, always the
     same. "heart_disease" has 920 patients of four hospitals (Janosi, Steinbrunn, Pfisterer and Detrano 1989, UCI
     Machine Learning Repository, CC BY 4.0): a table with categories and empty cells; the hospitals are its
-    `Source.clients`. Every other name is one of TFDS, for image classification with images of one size; the images
-    stay uint8. What TFDS has not prepared yet is downloaded first, if it can be reached.
+    `Source.clients`. Every other name is one of TFDS, for image classification; the images stay uint8. What TFDS has
+    not prepared yet is downloaded first, if it can be reached.
 
     Args:
       name: of the dataset; of TFDS also with config or version, as in "cifar10_corrupted/fog_3".
       split: "train", "test", or what TFDS reads, as in "train[:10%]".
       data_dir: where TFDS keeps prepared datasets; its own default (TFDS_DATA_DIR, else
         ~/tensorflow_datasets) if None.
+      image_size: (height, width) or "224,224", to which images are resized bilinearly with antialiasing; None for
+        images of one size, which stay as they are.
 
     Raises:
       InvalidArgument: there is no such name or split, it is not image classification with images of one
-        size, or it is neither prepared nor can be downloaded.
+        size and no image_size is given, or it is neither prepared nor can be downloaded.
 
     Example:
       >>> bfl.data.load("digits")
@@ -128,16 +136,17 @@ def load(name: str, split: str = "train", data_dir: str | os.PathLike | None = N
     """
     if not isinstance(name, str) or not isinstance(split, str):
         raise InvalidArgument(f"name and split are {name!r} and {split!r}, but both must be strings.")
+    size = parse_size(image_size)
     if name in EMBEDDED or name in FEDERATIONS:
-        return _load_embedded(name, split)
-    builder = _tfds.find(name, known=list_sources(), data_dir=data_dir)
-    features, labels, class_names = _tfds.read(builder, name, split)
+        return at_size(_load_embedded(name, split), size)
+    builder = _tfds.find(name, known=list_sources(), data_dir=data_dir, resizes=size is not None)
+    features, labels, class_names = _tfds.read(builder, name, split, size)
     return Source(name, split, features, labels, class_names)
 
 
-def peek(name: str, data_dir: str | os.PathLike | None = None) -> Source:
+def peek(name: str, data_dir: str | os.PathLike | None = None, image_size: str | Sequence[int] | None = None) -> Source:
     """Return one example or more of the train split, read at once: enough to know the shapes and the classes."""
-    return load(name, "train" if name in EMBEDDED or name in FEDERATIONS else "train[:1]", data_dir)
+    return load(name, "train" if name in EMBEDDED or name in FEDERATIONS else "train[:1]", data_dir, image_size)
 
 
 def list_sources() -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -32,6 +33,7 @@ from tfp_bfl.data.read_examples import (
     of_arrays,
     of_named_arrays,
 )
+from tfp_bfl.data.sizes import Size, at_size, parse_size
 from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
 from tfp_bfl.data.statistics import Column, column_of
 from tfp_bfl.data.tables import TABLES, is_table, read_table
@@ -65,6 +67,14 @@ class OwnData(NamedTuple):
     clients: Clients | None = None
     client_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def at_size(self, size: Size | None) -> OwnData:
+        """Return the data with their images resized; the same for None."""
+        if size is None:
+            return self
+        train, test = at_size(self.train, size), at_size(self.test, size)
+        clients = dataclasses.replace(self.clients, source=train) if self.clients else None
+        return self._replace(train=train, test=test, clients=clients)
 
 
 def is_own(name: str) -> bool:
@@ -109,6 +119,7 @@ def read_own(
     only: Sequence[str] = (),
     categorical: Sequence[str] = (),
     date_unit: str | None = None,
+    image_size: str | Sequence[int] | None = None,
 ) -> OwnData:
     """Read your own dataset, from files or from memory.
 
@@ -118,8 +129,8 @@ def read_own(
       does the same to the rows that it predicts. Row indices are left out: a first column without a name, the
       index that pandas wrote, and whole numbers that count the rows. So are rows without a label or a client.
     - An archive, .npz: arrays features and labels; optionally clients, class_names, test_features and test_labels.
-    - A folder: images of one size in CLASS/ or CLIENT/CLASS/, in all of the folder, or in train/ and test/ (or
-      validation/). Names that begin with a dot are ignored.
+    - A folder: images of one size, or of any with image_size, in CLASS/ or CLIENT/CLASS/, in all of the folder, or in
+      train/ and test/ (or validation/). Names that begin with a dot are ignored.
     - A table in memory, such as a pandas DataFrame: as a table in a file.
     - Arrays in memory, (features, labels) or (features, labels, clients): features [N, columns] are standardised as
       those of a table, images [N, height, width, channels] stay as they are.
@@ -140,6 +151,7 @@ def read_own(
       only: the features of a table; () for all other columns.
       categorical: columns of a table that are categories, whatever they hold.
       date_unit: "days", "weeks", "months" or "years", in which dates are counted; None where dates are refused.
+      image_size: (height, width) or "224,224", to which images are resized bilinearly with antialiasing.
 
     Raises:
       InvalidArgument: there is no such file, column or array, a column can't be used (dates, mixed text and numbers,
@@ -147,14 +159,15 @@ def read_own(
         same.
     """
     lookup(TASKS, task, "task")
+    size = parse_size(image_size)
     if isinstance(path, (Source, Clients)):
-        return _of_source(path, client, test, task)
+        return _of_source(path, client, test, task).at_size(size)
     kind = kind_of(path)
     if test is not None and (kind is None) != (kind_of(test) is None):
         raise InvalidArgument("One of dataset and test_data is in memory, the other a path: give both in one form.")
     drop, only, categorical = as_names(drop), as_names(only), as_names(categorical)
     label, client = canonical(label), None if client is None else canonical(client)
-    reading = Reading(label, client, task == "regression", drop, separator, only, categorical, date_unit)
+    reading = Reading(label, client, task == "regression", drop, separator, only, categorical, date_unit, size)
     parts, target = _split(path, reading, test)
     first, second = _standardised(NAME if kind else pathlib.Path(path).stem, *parts, target=target)
     notes = parts[0].notes
@@ -162,7 +175,7 @@ def read_own(
         texts, gaps = sum(x.is_text for x in first.encoding), sum(x.has_missing for x in first.encoding)
         before = f"{len(first.encoding)} columns of the table ({texts} of text, {gaps} with empty cells)"
         notes = (*notes, f"{before} become {len(first.columns)} columns of numbers.")
-    return OwnData(first, second, first.clients, first.client_names, notes)
+    return OwnData(first, second, first.clients, first.client_names, notes).at_size(size)
 
 
 def read_part(
@@ -267,7 +280,7 @@ def _read(data: object, reading: Reading, is_test: bool = False) -> tuple[Exampl
         return examples_of(table, where, reading), None
     check_no_table(reading, where)
     if os.path.isdir(path):
-        return read_folder(path)
+        return read_folder(path, reading.image_size)
     if suffix != ".npz":
         raise InvalidArgument(f"The dataset {where} must be a folder of images, or end in {', '.join(SUFFIXES)}.")
     arrays = {canonical(name): x for name, x in read_arrays(path, "archive", MOST_BYTES, compressed=True).items()}

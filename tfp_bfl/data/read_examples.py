@@ -13,6 +13,7 @@ from tfp_bfl.data.checks import exact_features
 from tfp_bfl.data.columns import Columns, Troubles
 from tfp_bfl.data.encoding import Feature, Raw
 from tfp_bfl.data.names import as_text, client_names, is_nothing, note_spellings, ordered
+from tfp_bfl.data.sizes import Size
 from tfp_bfl.data.statistics import within_bounds
 from tfp_bfl.data.tables import as_table, is_table
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -50,6 +51,7 @@ class Reading(NamedTuple):
     only: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
     date_unit: str | None = None
+    image_size: Size | None = None  # To which the images of a folder are resized.
     # The features of a test set, in order and in the form of the training set; () for a training set.
     columns: tuple[Feature, ...] = ()
     is_full: bool = False  # `columns` are numbers of which none is empty.

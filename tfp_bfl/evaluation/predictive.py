@@ -61,7 +61,8 @@ def is_stochastic(model: keras.Model) -> bool:
     samples = lambda layer: (
         isinstance(layer, (WeightSampling, MemberSampling)) or getattr(layer, "variational_weights", [])
     )
-    return any(layer.at_prediction if isinstance(layer, MCDropout) else samples(layer) for layer in layers)
+    drops = lambda layer: layer.at_prediction and layer.trainable
+    return any(drops(layer) if isinstance(layer, MCDropout) else samples(layer) for layer in layers)
 
 
 def sample_seeds(seed: object, num_samples: object) -> tf.Tensor:

@@ -127,6 +127,9 @@ _TYPES = {
     "columns": "the columns above, in that order; they are standardised inside",
     "": "floats, as trained on",
 }
+_RESIZED = """. Photographs of other sizes
+  are resized first, as in training: `tf.image.resize(photograph, [height, width], antialias=True)`,
+  rounded to uint8; `tfp-bfl predict` does so"""
 
 
 def card(info: Info) -> str:
@@ -141,7 +144,7 @@ def card(info: Info) -> str:
         epistemic=_epistemic(temperature_of(info.configuration)),
         zero="" if facts["stochastic"] else ", and for this model always",
         sizes=", ".join(map(str, facts["input_shape"])),
-        types=_TYPES[kind],
+        types=_TYPES[kind] + (_RESIZED if is_image and (info.configuration or {}).get("image_size") else ""),
         signatures=", for bytes with `_uint8` at the end of its name" if is_image else "",
     )
     what = f"A {'classifier' if target is None else 'regression model'} with predictive uncertainty."

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from tfp_bfl import keras
 from tfp_bfl.contracts import ClientWork, Needs, Rule, ServerStep, Traits
+from tfp_bfl.weights.frozen import frozen_digest, frozen_variables
 
 
 def describe(model: keras.Model, rule: str, memory: Sequence[tf.TensorSpec] = ()) -> dict[str, str]:
@@ -31,10 +32,12 @@ def describe(model: keras.Model, rule: str, memory: Sequence[tf.TensorSpec] = ()
         for layer in model.layers
     ]
     variables = [[list(v.shape), v.dtype.name] for v in model.variables]
+    frozen = sum(v.shape.num_elements() for v in frozen_variables(model))
     specs = [[spec.shape.as_list(), spec.dtype.name] for spec in memory]
     count = sum(v.shape.num_elements() for v in model.variables)
     return {
         "library": f"tfp_bfl {metadata.version('tfp_bfl')}",
+        **({"frozen weights": f"{frozen:,} numbers ({frozen_digest(model)[:16]})"} if frozen else {}),
         # Keras numbers the models of a process that have no name of their own.
         "model": f"{re.sub(r'_[0-9]+$', '', model.name)} with {count:,} numbers ({_digest(layers, variables)})",
         "rule": rule,

@@ -23,7 +23,8 @@ class Dropout(OfEitherKeras):
         self.at_prediction = at_prediction
 
     def call(self, inputs: tf.Tensor, training: object = None) -> tf.Tensor:
-        if self.rate == 0 or noise.mode() == "mean" or not (self.at_prediction or training):
+        is_off = self.rate == 0 or not self.trainable or not (self.at_prediction or training)
+        if is_off or noise.mode() == "mean":
             return inputs
         (seed,) = noise.next_seeds(1)
         # Stateless by hand: tf.nn.experimental.stateless_dropout divides and selects in twice as many ops.

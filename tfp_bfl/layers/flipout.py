@@ -81,8 +81,8 @@ class Flipout(GaussianLayer):
 
     @property
     def variational_weights(self) -> list[VariationalWeight]:
-        pairs = [(self.kernel_mean, self.kernel_log_stddev)]
-        if self._bias_varies:
+        pairs = [(self.kernel_mean, self.kernel_log_stddev)] if self.trainable else []
+        if pairs and self._bias_varies:
             pairs.append((self.bias, self.bias_log_stddev))
         return [VariationalWeight(*pair, self.prior_stddev, self.min_stddev) for pair in pairs]
 

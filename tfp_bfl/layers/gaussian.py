@@ -139,7 +139,7 @@ class GaussianLayer(OfEitherKeras):
 
     @property
     def variational_weights(self) -> list[VariationalWeight]:
-        """The layer's variational weights, kernel first; a second one is the bias."""
+        """The layer's variational weights, kernel first; a second one is the bias. None of a frozen layer."""
         raise NotImplementedError
 
     def kl_divergence(self) -> tf.Tensor:
@@ -148,7 +148,7 @@ class GaussianLayer(OfEitherKeras):
             w.kl_divergences(tf.convert_to_tensor(w.mean), tf.convert_to_tensor(w.scale))
             for w in self.variational_weights
         ]
-        return tf.add_n([tf.reduce_sum(kl) for kl in each])
+        return tf.add_n([tf.reduce_sum(kl) for kl in each]) if each else tf.zeros([])
 
     def build(self, input_shape: object) -> None:
         self._add_weights(self._kernel_shape(tf.TensorShape(input_shape)))
@@ -165,7 +165,7 @@ class GaussianLayer(OfEitherKeras):
     @noise.without_autograph
     def _outputs(self, inputs: tf.Tensor) -> tf.Tensor:
         mode = noise.mode()
-        if mode == "mean":
+        if mode == "mean" or not self.trainable:
             return self.activation(self._mean(inputs))
         of_mode = self._shared if mode == "shared" else self._by_example
         return self.activation(of_mode(inputs, noise.next_seeds(3)))

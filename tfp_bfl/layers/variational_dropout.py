@@ -110,6 +110,8 @@ class VariationalDropout(GaussianLayer):
 
     @property
     def variational_weights(self) -> list[VariationalWeight]:
+        if not self.trainable:
+            return []
         log_variance = self.parametrization == "log_variance"
         return [
             VariationalWeight(

@@ -70,7 +70,7 @@ def kind_of(model: keras.Model) -> str:
         return "variational_dropout"
     if any(getattr(layer, "variational_weights", ()) for layer in layers):
         return "flipout"
-    dropped = any(isinstance(layer, MCDropout) and layer.at_prediction for layer in layers)
+    dropped = any(isinstance(x, MCDropout) and x.at_prediction and x.trainable for x in layers)
     return "mc_dropout" if dropped else "deterministic"
 
 

@@ -314,7 +314,8 @@ class _LayersOfKeras2:
 
     def _layer(self, operation: Any) -> Callable[..., Any]:
         _check_outermost(operation)
-        layer = HeldKeras3Layer(operation, name=self._name(operation.name))
+        trainable = bool(getattr(operation, "trainable", True))
+        layer = HeldKeras3Layer(operation, name=self._name(operation.name), trainable=trainable)
         self.variables.update(zip(map(id, layer.sources), layer.held))
         return layer.apply
 

@@ -166,7 +166,7 @@ def check_independent(model: keras.Model) -> None:
             "alone and gradients of batches are biased: build it without BatchNorm."
         )
     for layer in model._flatten_layers(include_self=False):
-        if isinstance(layer, (MCDropout, keras.layers.Dropout)) and layer.rate:
+        if isinstance(layer, (MCDropout, keras.layers.Dropout)) and layer.rate and layer.trainable:
             raise InvalidArgument(
                 f"The layer {layer.name!r} draws masks, but the potential of a Langevin chain has none: build the "
                 "model with kind 'deterministic'."

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights.frozen import frozen_layers, read_type
 from tfp_bfl.weights.model_weights import layout
 
 
@@ -107,7 +108,9 @@ def batch_normalized_call(
       InvalidArgument: as `functional_call`, or a normalization over another axis than the last.
     """
     places = layout(model)
+    still = {id(layer) for layer in frozen_layers(model)}
     layers = [x for x in model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
+    layers = [x for x in layers if id(x) not in still]
     statistics: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(_substituted(model, _last(places.point, point), list(point)))
@@ -158,7 +161,7 @@ def _substituted(model: keras.Model, variables: Sequence[tf.Variable], values: S
             # Several where layers share a weight.
             for layer, name in places[id(variable)]:
                 # Keras casts its variables for layers that compute in another type, and not their values.
-                stack.enter_context(_attribute(layer, name, tf.cast(value, _read_type(layer, variable))))
+                stack.enter_context(_attribute(layer, name, tf.cast(value, read_type(layer, variable))))
         yield
 
 
@@ -170,12 +173,6 @@ def _as_value_of(variable: tf.Variable, value: Any) -> tf.Tensor:
             f"{value.dtype.name}."
         )
     return value
-
-
-def _read_type(layer: keras.layers.Layer, variable: tf.Variable) -> tf.DType:
-    """Return the type in which a layer reads its variable."""
-    autocast = type(variable).__name__.startswith("AutoCast")
-    return tf.as_dtype(layer.compute_dtype) if autocast else variable.dtype
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -30,22 +30,27 @@ def split_head(model: keras.Model) -> SplitModel:
     layers = list(getattr(model, "layers", []))
     with_weights = [i for i, layer in enumerate(layers) if layer.weights]
     last = layers[with_weights[-1]] if with_weights else None
-    if not isinstance(last, keras.layers.Dense) or _calls(model, last) != 1:
+    if not isinstance(last, keras.layers.Dense) or len(_calls(model, last)) != 1:
         end = f"ends with {type(last).__name__}" if last else "has no layer with weights"
         raise InvalidArgument(
             "A model is split at its last layer with weights, which must be a keras.layers.Dense that is called "
             f"once in a functional or sequential model: {model.name!r} {end}."
         )
-    features = last.get_input_at(0)
+    if not last.trainable:
+        raise InvalidArgument(f"The last layer of {model.name!r} is frozen, but it is the one to fit: let it train.")
+    # Its call in this model: the same layers may be called in another one too.
+    features = _calls(model, last)[0].keras_inputs[0]
     if len(features.shape) != 2:
         raise InvalidArgument(f"The last layer of {model.name!r} must take vectors [B, F], not {features.shape}.")
     inputs = keras.Input(features.shape[1:], dtype=features.dtype)
     # Not Model(features, outputs): in graphs of TensorFlow 1, where TFF traces, a model begins with inputs only.
-    logits, before = last(inputs), last.get_output_at(0)
+    before = _calls(model, last)[0].outputs
+    logits = last(inputs)
     for layer in layers[with_weights[-1] + 1 :]:
-        if layer.get_input_at(0) is not before:
+        (call, *_) = _calls(model, layer)
+        if call.keras_inputs[0] is not before:
             raise InvalidArgument(f"After the last layer of {model.name!r} there must be one chain of layers.")
-        logits, before = layer(logits), layer.get_output_at(0)
+        logits, before = layer(logits), call.outputs
     parts = SplitModel(keras.Model(model.inputs, features), keras.Model(inputs, logits))
     own, all_point = layout(parts.head).point, layout(model).point
     if [id(v) for v in own] != [id(v) for v in all_point[len(all_point) - len(own) :]]:
@@ -53,9 +58,10 @@ def split_head(model: keras.Model) -> SplitModel:
     return parts
 
 
-def _calls(model: keras.Model, layer: keras.layers.Layer) -> int:
+def _calls(model: keras.Model, layer: keras.layers.Layer) -> list[Any]:
+    """Return the nodes of a model's graph that call a layer."""
     nodes = getattr(model, "_nodes_by_depth", {})
-    return sum(node.layer is layer for same_depth in nodes.values() for node in same_depth)
+    return [node for same_depth in nodes.values() for node in same_depth if node.layer is layer]
 
 
 # Far from what standardised labels have.

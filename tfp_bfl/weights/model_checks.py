@@ -12,6 +12,7 @@ from tensorflow.python.framework import op_def_registry
 from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.layers import sampling
+from tfp_bfl.weights.frozen import frozen_layers, frozen_variables
 
 _PROBES = 8
 # Inputs of this standard deviation take what is not bounded beyond 1.
@@ -76,17 +77,22 @@ def check_layers(model: keras.Model) -> None:
       model: a Keras model.
 
     Raises:
-      InvalidArgument: a layer adds losses that are not the KL of this library's layers, or draws noise that no seed
-        reaches.
+      InvalidArgument: a layer adds losses that are not the KL of this library's layers, draws noise that no seed
+        reaches, or is frozen and changes its variables.
     """
+    still = {id(layer) for layer in frozen_layers(model)}
     for layer in model._flatten_layers(include_self=False):
         kind = type(layer)
-        if "tensorflow_probability" in kind.__module__ or (layer.losses and not _holds_variational(layer)):
+        # Those of frozen layers are constants of the weights.
+        adds = any((x._losses or x._callable_losses) and id(x) not in still for x in layer._flatten_layers())
+        if "tensorflow_probability" in kind.__module__ or (adds and not _holds_variational(layer)):
             raise InvalidArgument(
                 f"The layer {layer.name!r} ({kind.__name__}) has losses of its own, which local training would leave "
                 "out: use the layers of tfp_bfl.layers, without regularizers."
             )
-    drawn = unseeded_operation(model)
+    graph = _traced(model)
+    _check_constant(model, graph)
+    drawn = _unseeded(model, graph)
     if drawn is not None:
         what = f"layer {drawn.layer.name!r} ({type(drawn.layer).__name__})" if drawn.layer else f"model {model.name!r}"
         raise InvalidArgument(
@@ -180,14 +186,36 @@ def unseeded_operation(model: keras.Model) -> Drawn | None:
     Returns:
       One such operation; None without any.
     """
+    return _unseeded(model, _traced(model))
+
+
+def _traced(model: keras.Model) -> tf.Graph:
+    """Trace a model of one input in training and in prediction."""
 
     def both(features: tf.Tensor) -> Any:
         with sampling("flipout", seed=tf.zeros([2], tf.int32)):
             return [model(features, training=is_training) for is_training in (True, False)]
 
     (given,) = model.inputs
-    traced = tf.function(both, autograph=False).get_concrete_function(tf.TensorSpec(given.shape, given.dtype))
-    found = _first_draw(traced.graph)
+    return tf.function(both, autograph=False).get_concrete_function(tf.TensorSpec(given.shape, given.dtype)).graph
+
+
+def _check_constant(model: keras.Model, graph: Any) -> None:
+    """Check that no operation of a model's graph writes to a frozen variable."""
+    places = {id(inner): outer for outer, inner in graph.captures}
+    frozen = {id(v.handle): v.name for v in frozen_variables(model)}
+    for operation in graph.get_operations():
+        if operation.type.startswith("Assign") and operation.inputs:
+            changed = frozen.get(id(places.get(id(operation.inputs[0]))))
+            if changed is not None:
+                raise InvalidArgument(
+                    f"A frozen layer changes its variable {changed} when the model is called, but frozen weights are "
+                    "constants: use a layer without a state of its own."
+                )
+
+
+def _unseeded(model: keras.Model, graph: tf.Graph) -> Drawn | None:
+    found = _first_draw(graph)
     if found is None:
         return None
     path, operation = found

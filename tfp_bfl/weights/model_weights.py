@@ -12,6 +12,7 @@ from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers.gaussian import VariationalWeight
 from tfp_bfl.posterior import MeanField, marginals
+from tfp_bfl.weights.frozen import frozen_layers, frozen_variables
 
 
 def is_keras_3(model: object) -> bool:
@@ -51,7 +52,7 @@ class ModelWeights(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """A model's variables in the places that their values have in `ModelWeights`."""
+    """A model's variables in the places that their values have in `ModelWeights`; those of frozen layers have none."""
 
     variational: list[VariationalWeight]
     point: list[tf.Variable]
@@ -66,18 +67,20 @@ def layout(model: keras.Model) -> Layout:
       InvalidArgument: it is a model of Keras 3, or has a state that no rule can pool (neither trained nor BatchNorm's).
     """
     check_keras_2(model)
-    layers = [layer for layer in model._flatten_layers(include_self=False) if layer.built]
+    still = {id(layer) for layer in frozen_layers(model)}
+    layers = [x for x in model._flatten_layers(include_self=False) if x.built and id(x) not in still]
     variational = [weight for layer in layers for weight in getattr(layer, "variational_weights", [])]
     normalizations = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
     means = [layer.moving_mean for layer in normalizations]
     variances = [layer.moving_variance for layer in normalizations]
     taken = {id(v) for weight in variational for v in (weight.mean, weight.scale)} | {id(v) for v in means + variances}
     point = [v for v in model.trainable_variables if id(v) not in taken]
+    taken |= {id(v) for v in frozen_variables(model)}
     strange = [v.name for v in model.non_trainable_variables if id(v) not in taken]
     if strange:
         raise InvalidArgument(
             f"The model's variables {strange} are neither trained nor BatchNorm's statistics, so that no rule can pool "
-            "them: use layers without a state of their own, and none that is frozen."
+            "them: use layers without a state of their own, or freeze theirs by trainable=False."
         )
     return Layout(variational, point, means, variances)
 

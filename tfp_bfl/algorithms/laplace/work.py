@@ -155,7 +155,8 @@ def laplace_weights(model: keras.Model, structure: str = "last_layer") -> list[t
             f"Laplace's approximation finds a posterior over point weights, and {model.name!r} has variational layers: "
             "build the model with kind 'deterministic'."
         )
-    dropout = [x.name for x in model._flatten_layers() if isinstance(x, MCDropout) and x.rate and x.at_prediction]
+    masks = [x for x in model._flatten_layers() if isinstance(x, MCDropout) and x.rate and x.trainable]
+    dropout = [x.name for x in masks if x.at_prediction]
     if dropout:
         raise InvalidArgument(
             f"Laplace's approximation is at the mode of one network, and the layer {dropout[0]!r} draws masks at "

@@ -10,7 +10,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import datasets
 from tfp_bfl.app.one_run.records import num_samples
 from tfp_bfl.app.options import own_model
-from tfp_bfl.app.options.config import RunConfig, class_of
+from tfp_bfl.app.options.config import RunConfig, class_of, names_in
 from tfp_bfl.app.options.own_model import NO_CODE, OF_A_MODEL, Code, check_names, taken_by
 from tfp_bfl.app.options.resolve import LIKELIHOOD, check_effect, resolved, stated, weights_of
 from tfp_bfl.defaults import TEMPERATURE_OF_DEFAULT
@@ -30,13 +30,22 @@ _PARTS = {
 }
 _PATHS = ("data_dir", "test_data")
 _OF_ANY_MODEL = ("kind", "seed", "prior_stddev", "initial_stddev", "min_stddev", "dropout_rate")
-_OF_A_MODEL = ("model", "kind", "seed", *OF_A_MODEL)
+_OF_A_MODEL = ("model", "kind", "seed", "freeze", *OF_A_MODEL)
 
 
 def model_fn(
     config: RunConfig, source: bfl.data.Source | bfl.data.Schema, code: Code = NO_CODE
 ) -> Callable[[], keras.Model]:
     """Build the Keras model of a configuration for the examples of `source`; `code.model`, if given, in its place."""
+    from tfp_bfl.weights.frozen import freeze_named
+
+    build, names = _whole_model_fn(config, source, code), names_in(config.freeze)
+    return bfl.models.as_model_fn(lambda: freeze_named(build(), names)) if names else build
+
+
+def _whole_model_fn(
+    config: RunConfig, source: bfl.data.Source | bfl.data.Schema, code: Code
+) -> Callable[[], keras.Model]:
     common = {name: getattr(config, name) for name in _OF_ANY_MODEL}
     if code.model is not None or own_model.names_code(config.model):
         return _user_model_fn(config, source, code.model or own_model.load(config.model), common)
@@ -80,7 +89,7 @@ def check_models(configs: Iterable[tuple[str, RunConfig]]) -> None:
     built = set()
     for group, data in datasets.each(configs):
         first = group[0][1]
-        sample = data.train if data else bfl.data.peek(first.dataset, data_dir=first.data_dir)
+        sample = data.train if data else bfl.data.peek(first.dataset, first.data_dir, first.image_size)
         for where, config in group:
             coded = any(own_model.names_code(getattr(config, name)) for name in own_model.OPTIONS)
             names = config.recorded() if coded else _OF_A_MODEL

@@ -13,6 +13,7 @@ from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.refusals import OF_DATA
 from tfp_bfl.data.cohorts import check_cohort_size
 from tfp_bfl.data.equal_partitions import GIVEN
+from tfp_bfl.data.sizes import parse_size
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.options.methods import serves
 
@@ -33,13 +34,14 @@ def is_own(config: RunConfig) -> bool:
 
 def load(config: RunConfig, given: GivenData | None = None) -> bfl.data.OwnData:
     """Return the training and the test data of a configuration, and the clients that they name themselves."""
+    size = parse_size(config.image_size)
     if given is not None and not recorded(config.dataset):
         raise InvalidArgument(f"The data of this run are {config.dataset}, which it reads: leave dataset out.")
     if names_code(config.dataset):
         made = named(config.dataset, config.parameters)
-        return made.read(config.label, config.client_column, config.task)
+        return made.read(config.label, config.client_column, config.task).at_size(size)
     if recorded(config.dataset):
-        return read_given(given, config.dataset, config.label, config.client_column, config.task)
+        return read_given(given, config.dataset, config.label, config.client_column, config.task).at_size(size)
     if bfl.data.is_own(config.dataset):
         return bfl.data.read_own(
             config.dataset,
@@ -52,8 +54,9 @@ def load(config: RunConfig, given: GivenData | None = None) -> bfl.data.OwnData:
             only=names_in(config.only),
             categorical=names_in(config.categorical),
             date_unit=config.date_unit,
+            image_size=size,
         )
-    train, test = (bfl.data.load(config.dataset, split=s, data_dir=config.data_dir) for s in ("train", "test"))
+    train, test = (bfl.data.load(config.dataset, s, config.data_dir, size) for s in ("train", "test"))
     return bfl.data.OwnData(train, test, train.clients, train.client_names)
 
 
@@ -61,18 +64,18 @@ def regresses(config: RunConfig) -> bool:
     """Return whether the labels of a configuration's data are numbers."""
     if is_own(config):
         return config.task == "regression"
-    return _regresses(config.dataset, config.data_dir)
+    return _regresses(config.dataset, config.data_dir, config.image_size)
 
 
 @functools.cache
-def _regresses(dataset: str, data_dir: str | None) -> bool:
-    return bfl.data.peek(dataset, data_dir=data_dir).target is not None
+def _regresses(dataset: str, data_dir: str | None, size: str | None) -> bool:
+    return bfl.data.peek(dataset, data_dir, size).target is not None
 
 
 def key(config: RunConfig) -> tuple[Any, ...]:
     """Return all that says which data a run is of."""
     own = tuple(config.parameters.items()) if names_code(config.dataset) else ()
-    return (*(getattr(config, name) for name in ("dataset", "data_dir", *OF_DATA)), *own)
+    return (*(getattr(config, name) for name in ("dataset", "data_dir", "image_size", *OF_DATA)), *own)
 
 
 def each(
@@ -87,7 +90,7 @@ def each(
         if is_own(first):
             yield group, load(first)
         else:
-            bfl.data.peek(first.dataset, data_dir=first.data_dir)
+            bfl.data.peek(first.dataset, first.data_dir, first.image_size)
             yield group, None
 
 

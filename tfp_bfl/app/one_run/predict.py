@@ -119,8 +119,8 @@ def predict(
 
     Args:
       model: the folder that `tfp_bfl.export.save` wrote, or the folder of a run.
-      images: paths as of `tfp_bfl.data.read_images`; images are not resized. For a model of a table's rows, .csv, .tsv
-        or .parquet files with the columns that the model was trained on.
+      images: paths as of `tfp_bfl.data.read_images`; images are resized as in training, where `image_size` was given.
+        For a model of a table's rows, .csv, .tsv or .parquet files with the columns that the model was trained on.
       num_samples: S, at most 10,000; None for the number that a calibrated model was calibrated with, otherwise 20.
       seed: random seed of the samples; None for 0.
       max_uncertainty: abstention threshold on the entropy, or on the standard deviation of a regression model; None
@@ -276,7 +276,8 @@ def read_examples(
     if len(shape) == _IMAGE:
         if separator is not None:
             raise InvalidArgument("separator is of tables, and the model takes images: leave it out.")
-        return bfl.data.read_images(paths, tuple(shape))
+        resize = (info.configuration or {}).get("image_size") is not None
+        return bfl.data.read_images(paths, tuple(shape), resize)
     return _rows(paths, info, separator, [] if notes is None else notes)
 
 

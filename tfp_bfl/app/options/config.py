@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import pathlib
 from collections.abc import Collection, Iterable, Mapping
@@ -19,13 +18,13 @@ from tfp_bfl.app.options.own_model import NO_CODE, OF_A_MODEL, Code, Value, chec
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.refusals import NoTruthAsNumber, check_folder, check_no_file, refusal
 from tfp_bfl.app.options.refusals import read_yaml as read_yaml
+from tfp_bfl.app.options.values import Name, Names, Size
+from tfp_bfl.app.options.values import names_in as names_in
 from tfp_bfl.data.cohorts import check_cohort_size
-from tfp_bfl.data.names import canonical as canonical_name
 from tfp_bfl.data.partitions import check_alpha
 from tfp_bfl.defaults import check_refused
 from tfp_bfl.errors import InvalidArgument, check_range, shown
 from tfp_bfl.files.code import code_name
-from tfp_bfl.files.tables import to_csv
 from tfp_bfl.options import choices, fits, methods
 from tfp_bfl.options.group import (
     INT32_MAX,
@@ -41,11 +40,6 @@ from tfp_bfl.options.group import (
 from tfp_bfl.options.methods import canonical, implied, in_words, method_of, serves, takers
 
 MOST_LETTERS = 4096
-
-
-def names_in(value: str | None) -> tuple[str, ...]:
-    """Return the names in a list separated by commas, quoted where they hold one."""
-    return tuple(next(csv.reader([value]), [])) if value else ()
 
 
 class RunConfig(NoTruthAsNumber):
@@ -66,16 +60,21 @@ class RunConfig(NoTruthAsNumber):
         "Dataset: digits, breast_cancer, diabetes, heart_disease, an image classification dataset of TFDS; or a path to"
         " a table (.csv, .parquet), an archive (.npz) or a folder of images.",
     )
-    label: str = option("label", "Column of a table with the labels.")
-    client_column: str | None = option(
+    label: Name = option("label", "Column of a table with the labels.")
+    client_column: Name | None = option(
         None, "Column of a table, or array of an archive, that names the client of each example."
     )
-    drop: str | None = option(None, "Columns of a table that are left out, separated by commas.")
-    only: str | None = option(None, "Columns of a table that are features, separated by commas; all by default.")
-    categorical: str | None = option(None, "Columns of numbers, or of many texts, that are categories.")
+    drop: Names = option(None, "Columns of a table that are left out, separated by commas.")
+    only: Names = option(None, "Columns of a table that are features, separated by commas; all by default.")
+    categorical: Names = option(None, "Columns of numbers, or of many texts, that are categories.")
     date_unit: str | None = option(None, "Unit in which dates become numbers.", names=choices.DATE_UNITS)
     separator: str | None = option(
         None, "Separator of a .csv file's columns, such as ';' or tab; that of its header if not given."
+    )
+    image_size: Size = option(
+        None,
+        "Height and width, such as 224,224, to which images of any size are resized, bilinearly with antialiasing; "
+        "by default all must have one size.",
     )
     task: str = option(
         "classification",
@@ -153,6 +152,9 @@ class RunConfig(NoTruthAsNumber):
         None,
         "Layers with Gaussian weights, such as dense,dense_1, or all; by default all, of conv_net dense_1 alone.",
     )
+    freeze: Names = option(
+        None, "Layers that do not train, by their names in the model, such as conv2d,batch_normalization*."
+    )
     width: Count | None = option(None, "Number of filters of the model conv_net; 64 by default.")
     normalization: str | None = option(
         None, "Normalization layers; by default those of the model.", names=choices.NORMALIZATIONS
@@ -211,13 +213,6 @@ class RunConfig(NoTruthAsNumber):
         elif values.get("kind") is None:
             values = {name: x for name, x in values.items() if name != "kind"}
         return values
-
-    @pydantic.field_validator("label", "client_column", "drop", "only", "categorical", mode="before")
-    @classmethod
-    def _names(cls, value: object, info: pydantic.ValidationInfo) -> Any:
-        if isinstance(value, (list, tuple)) and info.field_name in ("drop", "only", "categorical"):
-            value = to_csv([value]).rstrip("\n")
-        return canonical_name(value) if isinstance(value, str) else value
 
     @pydantic.model_validator(mode="after")
     def _parts_fit(self) -> RunConfig:

@@ -94,7 +94,12 @@ def model_fn(
     if not is_model(function):
         check_complete(what, function, **arguments)
         function = functools.partial(function, **arguments)
-    build_keras_2 = models.as_model_fn(function)
+
+    def new() -> Any:
+        with seeded(options["seed"]):
+            return function()
+
+    build_keras_2 = models.as_model_fn(function if is_model(function) else new)
     model = called(what, build_keras_2)
     if not isinstance(model, keras.Model):
         raise InvalidArgument(f"{what} returns {shown(model)}, but must return a Keras model that gives logits.")
@@ -109,9 +114,8 @@ def model_fn(
     convert = _conversion(what, models.kind_of(model), kind, rate, options.get("dropout_rate"))
 
     def build() -> Any:
-        with seeded(options["seed"]):
-            built = build_keras_2()
-            return convert(built) if convert else built
+        built = build_keras_2()
+        return convert(built) if convert else built
 
     if convert:
         convert(model)  # Here, where a layer that cannot be converted is an error of the options.

@@ -40,7 +40,15 @@ OF_TABLES = ("drop", "only", "categorical", "date_unit")
 # Options of runs with all data in one place: a site describes its data in its own file, and answers for itself.
 OF_ONE_PLACE = (
     *("dataset", "data_dir", *(name for name in OF_DATA if name not in OF_TABLES), "partition", "clients"),
-    *("examples_per_client", "hold_out", "pretrain_share", "unlabelled_share", "evaluate_clients", "unseen_clients"),
+    *(
+        "image_size",
+        "examples_per_client",
+        "hold_out",
+        "pretrain_share",
+        "unlabelled_share",
+        "evaluate_clients",
+        "unseen_clients",
+    ),
     *("engine", "tensorboard", "output", "average_rounds", "ensemble", "class_weight", "popularity", "dropout"),
     "evaluation_examples",
 )
