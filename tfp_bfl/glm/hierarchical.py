@@ -12,6 +12,7 @@ from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
 from tfp_bfl.glm.checks import few_events
 from tfp_bfl.glm.effects import Effect, EffectsLayout, client_sums
 from tfp_bfl.glm.families import FAMILIES
+from tfp_bfl.glm.features import Features
 from tfp_bfl.glm.federation import Federation, Question, ask_sums, check_columns
 from tfp_bfl.glm.newton import expand, inverse, maximise
 from tfp_bfl.glm.posterior import Model, Posterior, Satterthwaite, mean_outcome
@@ -42,6 +43,10 @@ class Hierarchical:
         of sites, which keep them.
       parameters: theta = (b, L, log s) at the maximum.
       covariance: of theta.
+      features: the function from given columns to those of the coefficients; None if they are the same.
+      prior_stddevs: of the prior on coefficients of the given columns, and of further features, for columns with a
+        standard deviation of 1, where they were fitted; otherwise ().
+      log_evidence: the marginal likelihood at them, from which models of the same rows are compared; otherwise None.
     """
 
     posterior: Posterior
@@ -50,6 +55,9 @@ class Hierarchical:
     effects: Sequence[Effect]
     parameters: np.ndarray
     covariance: np.ndarray
+    features: Features | None = None
+    prior_stddevs: Sequence[float] = ()
+    log_evidence: float | None = None
 
     @property
     def between_stddev(self) -> np.ndarray:
@@ -94,7 +102,8 @@ class Hierarchical:
             raise InvalidArgument("The effects of the clients are at the clients alone: predict for a new client.")
         if client is not None and not 0 <= check_count(client, "client", least=0) < len(self.effects):
             raise InvalidArgument(f"There is no client {client}: give one of 0 to {len(self.effects) - 1}, or None.")
-        design, names = self.posterior.design(features), list(self.posterior.names)
+        columns = features if self.features is None else self.features(features)
+        design, names = self.posterior.design(columns), list(self.posterior.names)
         new = Effect(np.zeros(len(self.random)), self.between, np.zeros((len(self.random), len(names))))
         # The effect of a known client depends on b, by its slope: a larger b leaves a smaller effect.
         effect = new if client is None else self.effects[client]
@@ -133,7 +142,7 @@ def add_effects(federation: Federation, pooled: Posterior, model: Model, layout:
     factors, size, prior = scaled.factors, layout.num_coefficients, model.between_stddev
     diagonal = [0.0 if prior is None else float(a == b) / prior**2 for a, b in layout.pairs]
     precision = np.concatenate([pooled.precision, diagonal, np.zeros(int(layout.has_dispersion))]) / factors**2
-    question = Question("effects", start, layout.columns, _nodes(family, layout))
+    question = Question("effects", start, layout.columns, nodes_of(family, layout))
     likelihood = Restricted(scaled, question, precision[:size], difference_steps(start, layout))
     of_all = lambda parameters: ask_sums(scaled, question._replace(points=parameters))[0]
     ask = likelihood.sums if model.is_restricted else of_all
@@ -191,11 +200,12 @@ def own_effect(
 ) -> Effect:
     """Return the difference of one client's coefficients from those of the typical client."""
     layout = EffectsLayout(len(names), tuple(map(list(names).index, random)), family == "gaussian")
-    effect = client_sums(rows, parameters, FAMILIES[family], layout, _nodes(family, layout))[1]
+    effect = client_sums(rows, parameters, FAMILIES[family], layout, nodes_of(family, layout))[1]
     return effect._replace(mean=effect.mean + effect.slope @ (mean - parameters[: len(names)]))
 
 
-def _nodes(family: str, layout: EffectsLayout) -> int:
+def nodes_of(family: str, layout: EffectsLayout) -> int:
+    """Return the number of nodes of the quadrature along each dimension."""
     return _GAUSSIAN_NODES if family == "gaussian" else _NODES[len(layout.columns)]
 
 
