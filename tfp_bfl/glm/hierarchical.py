@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
 from tfp_bfl.glm.checks import few_events
 from tfp_bfl.glm.effects import Effect, EffectsLayout, client_sums
 from tfp_bfl.glm.families import FAMILIES
-from tfp_bfl.glm.features import Features
+from tfp_bfl.glm.features import Features, RandomFeatures
 from tfp_bfl.glm.federation import Federation, Question, ask_sums, check_columns
 from tfp_bfl.glm.newton import expand, inverse, maximise
 from tfp_bfl.glm.posterior import Model, Posterior, Satterthwaite, mean_outcome
@@ -64,6 +65,17 @@ class Hierarchical:
         """Standard deviations of the coefficients between clients [d]."""
         return np.sqrt(np.diag(self.between))
 
+    @property
+    def num_features(self) -> int:
+        """The number of random features, the coefficients of which are the last ones."""
+        return len(self.features.shifts) if isinstance(self.features, RandomFeatures) else 0
+
+    @property
+    def new_effect(self) -> Effect:
+        """The distribution of the effect of a client that is not of the fit."""
+        shape = len(self.random), len(self.posterior.names)
+        return Effect(np.zeros(shape[0]), self.between, np.zeros(shape))
+
     def linear_predictor(self, features: np.ndarray, client: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Compute mean and standard deviation of x' b + z' u for each row, [n] and [n].
 
@@ -104,14 +116,37 @@ class Hierarchical:
             raise InvalidArgument(f"There is no client {client}: give one of 0 to {len(self.effects) - 1}, or None.")
         columns = features if self.features is None else self.features(features)
         design, names = self.posterior.design(columns), list(self.posterior.names)
-        new = Effect(np.zeros(len(self.random)), self.between, np.zeros((len(self.random), len(names))))
         # The effect of a known client depends on b, by its slope: a larger b leaves a smaller effect.
-        effect = new if client is None else self.effects[client]
+        effect = self.new_effect if client is None else self.effects[client]
         return design, design[:, [names.index(name) for name in self.random]], effect
 
     def predict(self, features: np.ndarray, client: int | None = None) -> np.ndarray:
         """Compute the mean of the outcome for each row [n]."""
         return mean_outcome(self.posterior.family, *self.linear_predictor(features, client))
+
+    def save(
+        self, path: str | pathlib.Path, client_names: Sequence[str] | None = None, leave_out: Collection[str] = ()
+    ) -> None:
+        """Write a SavedModel in which the client is an input; it requires TensorFlow alone to load.
+
+            predict(features [B, d] float64, client [B] string) -> mean, stddev, epistemic, linear_predictor,
+                linear_predictor_stddev [B], all of float64
+
+        `mean` and `linear_predictor` are those of `predict` and `linear_predictor` here. `stddev` is that of an
+        outcome; `epistemic` is the variance of the outcome's mean, which for a new client includes the variance between
+        clients. A client is new if its name is "unknown", or not one of the export.
+
+        Args:
+          path: of a new folder; content.json there has the names of columns and clients.
+          client_names: of the clients, in the order of the fit; their numbers if None.
+          leave_out: clients of which the export holds no effect: they are new there, and their own effects stay with
+            them (`Effect` of this result).
+        """
+        from tfp_bfl.glm.served import save  # It imports TensorFlow.
+
+        if not self.effects:
+            raise InvalidArgument("The effects of the clients are at the clients alone: there is none to save.")
+        save(self, path, client_names or [str(k) for k in range(len(self.effects))], leave_out)
 
 
 def layout_of(federation: Federation, model: Model) -> EffectsLayout:
