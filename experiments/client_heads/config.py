@@ -8,8 +8,9 @@ Options = dict[str, Any]
 FOLDER, SPLITS, NUM_FEATURES, TEST_SHARE = "natural", range(5), 40, 0.3
 # Of the control, as in the benchmark: for standardised columns.
 PRIOR_STDDEV = 2.5
-# REML takes twice the time, and with more clients hardly differs. Slopes need more clients than heart disease has.
-FEW_CLIENTS, LEAST_FOR_SLOPES = 100, 10
+# REML takes twice the time, and with more clients hardly differs. Slopes need more clients than heart disease has, and
+# the largest federations have none for their time.
+FEW_CLIENTS, FOR_SLOPES = 100, range(10, 500)
 # File and options of `bfl.data.read_own`; heart disease is in the library.
 FEDERATIONS: dict[str, Options] = {
     "heart": {},

@@ -17,7 +17,7 @@ from experiments.client_heads.config import (
     FEDERATIONS,
     FEW_CLIENTS,
     FOLDER,
-    LEAST_FOR_SLOPES,
+    FOR_SLOPES,
     MODELS,
     Options,
     cells,
@@ -81,8 +81,8 @@ def score(folder: pathlib.Path, options: Options) -> Options:
     random, rng = f"random:{number}:{seed}", np.random.default_rng(seed)
     noise = lambda x: np.column_stack([x, np.tanh(rng.normal(size=(len(x), number)))])
     linear, features, of_noise = fitted(), fitted(features=random), fitted(features=noise)
-    enough = len(names) >= LEAST_FOR_SLOPES
-    chosen = with_slope(fitted, linear, rows[0][0].shape[1]) if enough else [INTERCEPT]
+    has_slopes = len(names) in FOR_SLOPES
+    chosen = with_slope(fitted, linear, rows[0][0].shape[1]) if has_slopes else [INTERCEPT]
     slopes = fitted(features=random, random=chosen) if len(chosen) > 1 else features
     of_each = {"linear": fit(prior_stddev=options["prior_stddev"]), "linear_fitted": linear, "features": features}
     of_each |= {"slopes": slopes, "noise": of_noise}
