@@ -10,7 +10,7 @@ from tfp_bfl import glm
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.features import draw_features
 from tfp_bfl.glm.federation import InProcess, Question, ask_sums
-from tfp_bfl.glm.priors import Columns, ask_columns, best_stddevs, log_evidence, precision_of
+from tfp_bfl.glm.priors import ColumnMoments, ask_columns, best_stddevs, log_evidence, precision_of
 from tfp_bfl.glm.rows import read
 from tfp_bfl.glm.sums import client_sums
 
@@ -55,7 +55,7 @@ def test_the_best_standard_deviations_are_those_of_a_fine_search():
     x, y = stacked(bent(clients=10))
     rows = read([(x, y)], FAMILIES["gaussian"]).clients[0]
     sums, groups = client_sums(rows, np.zeros(3), FAMILIES["gaussian"]), np.array([-1, 0, 1])
-    columns = Columns(np.zeros(3), np.array([1.0, 1.0, 20.0]), 1.0)
+    columns = ColumnMoments(np.zeros(3), np.array([1.0, 1.0, 20.0]), 1.0)
     value = lambda s: log_evidence(sums, np.zeros(3), precision_of(np.array(s), groups, columns))
     found = best_stddevs(sums, np.zeros(3), groups, columns)
     fine = np.exp2(np.linspace(-9, 3, 200))
@@ -83,7 +83,7 @@ def test_random_features_find_a_bend_and_their_prior_vanishes_without_one():
 
 
 def test_a_fit_is_that_of_given_columns_with_the_prior_that_was_found():
-    """Columns divided by the standard deviations of their prior have a prior of 1."""
+    """ColumnMoments divided by the standard deviations of their prior have a prior of 1."""
     pairs = bent()
     found = glm.fit_hierarchical(pairs, features="random:5:3", prior_stddev="fitted")
     x, factors = pairs[3][0], 1 / np.sqrt(found.posterior.precision[1:])

@@ -64,7 +64,7 @@ def _hierarchical(
     test: bfl.data.Source,
     name: str = HIERARCHICAL,
     most_clients: int = _MOST_CLIENTS,
-    prior_stddev: float | str = PRIOR_STDDEV,
+    prior: float | str = PRIOR_STDDEV,
     features: str | None = None,
 ) -> bfl.evaluation.Baseline | None:
     """Score the linear model with an intercept for each client; None where the rows do not name the clients."""
@@ -72,9 +72,9 @@ def _hierarchical(
     if test.num_classes > 2 or not names or test.owners is None or len(names) > most_clients:
         return None
     restricted = None if len(names) <= _FEW_CLIENTS else False
-    of_model = {"features": features, "prior_stddev": prior_stddev, "restricted": restricted}
-    rows, family = _given(clients, test)
-    fitted = bfl.glm.fit_hierarchical(rows, family, **of_model)
+    fitted = bfl.glm.fit_hierarchical(
+        *_given(clients, test), features=features, prior_stddev=prior, restricted=restricted
+    )
     centre, stddev = fitted.linear_predictor(columns := test.features.astype(np.float64))
     for k, owner in enumerate(names):
         own = np.flatnonzero(test.owners == owner)

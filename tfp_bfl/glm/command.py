@@ -118,7 +118,7 @@ def glm_model(table: str, family: str, output: str | None, **given: Any) -> None
     if given["random"]:
         # A given number is the prior of features too.
         is_fitted = given["fitted_prior"] or (given["features"] and given["prior_stddev"] is None)
-        more = {"prior_stddev": "fitted"} if is_fitted else {}
+        more: dict[str, Any] = {"prior_stddev": "fitted"} if is_fitted else {}
         more |= {"features": given["features"], "random": names_of(given["random"])}
         result = glm.fit_hierarchical(read.clients, family, **{**options, **second, **more})
     else:

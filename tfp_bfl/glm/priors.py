@@ -33,8 +33,8 @@ _CHANGE, _MOST_FITS = 0.5, 6
 FLAT, FITTED = -1, "fitted"
 
 
-class Columns(NamedTuple):
-    """Columns of the design, from one message.
+class ColumnMoments(NamedTuple):
+    """Moments of the columns of the design, from one message.
 
     Fields:
       means, stddevs: of each column over all rows [p]; 1 for a column that does not vary, such as the intercept.
@@ -46,7 +46,7 @@ class Columns(NamedTuple):
     scale: float
 
 
-def ask_columns(federation: Federation, family: str) -> Columns:
+def ask_columns(federation: Federation, family: str) -> ColumnMoments:
     """Ask for the moments of the columns and of a Gaussian outcome: the sums at coefficients of 0, where weights are
     equal.
     """
@@ -58,7 +58,7 @@ def ask_columns(federation: Federation, family: str) -> Columns:
     if family == "gaussian":
         outcome = sums.gradient[0] / sums.num_rows
         scale = float(np.sqrt(max(-2 * sums.log_likelihood / sums.num_rows - outcome**2, 0.0))) or 1.0
-    return Columns(means, np.sqrt(np.where(varies, variances, 1.0)), scale)
+    return ColumnMoments(means, np.sqrt(np.where(varies, variances, 1.0)), scale)
 
 
 def log_evidence(sums: Sums, at: np.ndarray, precision: np.ndarray) -> float:
@@ -79,12 +79,12 @@ def log_evidence(sums: Sums, at: np.ndarray, precision: np.ndarray) -> float:
     return float(fixed + 0.5 * half @ half - np.sum(np.log(np.diag(lower))))
 
 
-def precision_of(stddevs: np.ndarray, groups: np.ndarray, columns: Columns) -> np.ndarray:
+def precision_of(stddevs: np.ndarray, groups: np.ndarray, columns: ColumnMoments) -> np.ndarray:
     """Return 1 / s^2 of each coefficient [p], s: that of its group / standard deviation of the column; 0 if flat."""
     return np.where(groups == FLAT, 0.0, (columns.stddevs / np.append(stddevs, 1.0)[groups]) ** 2)
 
 
-def best_stddevs(sums: Sums, at: np.ndarray, groups: np.ndarray, columns: Columns) -> np.ndarray:
+def best_stddevs(sums: Sums, at: np.ndarray, groups: np.ndarray, columns: ColumnMoments) -> np.ndarray:
     """Find the standard deviations of one or two groups with the largest marginal likelihood [G].
 
     All pairs of a grid come first, as one group can replace the other, then smaller steps of each. `groups` has the
