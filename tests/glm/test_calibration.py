@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from tfp_bfl import glm
-from tfp_bfl.glm.features import draw_features
+from tfp_bfl.glm.random_features import draw_features
 
 REPEATS, CLIENTS, ROWS, BETWEEN, NOISE = 500, 20, 8, 0.5, 0.5
 STDDEVS = np.array([0.6] * 2 + [0.4] * 6)

@@ -8,9 +8,9 @@ from tests.glm.test_hierarchical import federation
 from tests.kit import refuses
 from tfp_bfl import glm
 from tfp_bfl.glm.families import FAMILIES
-from tfp_bfl.glm.features import draw_features
 from tfp_bfl.glm.federation import InProcess, Question, ask_sums
 from tfp_bfl.glm.priors import ColumnMoments, ask_columns, best_stddevs, log_evidence, precision_of
+from tfp_bfl.glm.random_features import draw_features
 from tfp_bfl.glm.rows import read
 from tfp_bfl.glm.sums import client_sums
 

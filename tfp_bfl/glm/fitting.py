@@ -13,12 +13,12 @@ from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.glm import federation as asking
 from tfp_bfl.glm.checks import check_resolution, few_events, misfit
 from tfp_bfl.glm.families import FAMILIES
-from tfp_bfl.glm.features import Features, check_features, draw_features, expand_rows
 from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums, check_columns
 from tfp_bfl.glm.hierarchical import Hierarchical, add_effects, layout_of, own_effect
 from tfp_bfl.glm.newton import expand, gaussian_of_sums, inverse, maximise, residual_sum, solve
 from tfp_bfl.glm.posterior import Model, Posterior
 from tfp_bfl.glm.priors import FITTED, FLAT, ask_columns, fit_priors
+from tfp_bfl.glm.random_features import Features, check_features, draw_features, expand_rows
 from tfp_bfl.glm.rows import INTERCEPT, DesignRows, Given, read
 
 
@@ -115,7 +115,7 @@ def fit_hierarchical(
       family: "gaussian", "bernoulli" or "poisson".
       random: names of the coefficients that differ between clients, at most three.
       features: further columns of the model, which each client computes: "random:NUMBER" or "random:NUMBER:SEED"
-        (`features.RandomFeatures`), or a function from columns [n, d] to these and further ones [n, d + m].
+        (`random_features.RandomFeatures`), or a function from columns [n, d] to these and further ones [n, d + m].
       prior_stddev: as of `fit`; or "fitted" for those with the largest marginal likelihood (`priors`), one of the given
         columns and one of further features, on columns divided by their standard deviations. The intercept then has a
         flat prior. Features need a prior: "fitted", or a number.

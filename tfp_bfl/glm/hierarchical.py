@@ -13,10 +13,10 @@ from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
 from tfp_bfl.glm.checks import few_events
 from tfp_bfl.glm.effects import Effect, EffectsLayout, client_sums
 from tfp_bfl.glm.families import FAMILIES
-from tfp_bfl.glm.features import Features, RandomFeatures
 from tfp_bfl.glm.federation import Federation, Question, ask_sums, check_columns
 from tfp_bfl.glm.newton import expand, inverse, maximise
 from tfp_bfl.glm.posterior import Model, Posterior, Satterthwaite, mean_outcome
+from tfp_bfl.glm.random_features import Features, RandomFeatures
 from tfp_bfl.glm.restricted import DIFFERENCE, Restricted, Scaled, is_flat, units_of
 from tfp_bfl.glm.rows import INTERCEPT, Rows
 

@@ -19,11 +19,11 @@ from tfp_bfl.glm.agreement import CATEGORY
 from tfp_bfl.glm.checks import check_determined, misfit
 from tfp_bfl.glm.design import Design, encode
 from tfp_bfl.glm.families import FAMILIES
-from tfp_bfl.glm.features import RandomFeatures
 from tfp_bfl.glm.fitting import fit
 from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.newton import inverse, solve
 from tfp_bfl.glm.posterior import Coefficients, Posterior, as_text, mean_of, quantile
+from tfp_bfl.glm.random_features import RandomFeatures
 from tfp_bfl.glm.sums import Sums, pack
 from tfp_bfl.plots.forest import Estimate, forest_plot
 from tfp_bfl.plots.page import Cell, Section, Table, picture, write_page

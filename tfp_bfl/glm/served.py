@@ -14,7 +14,7 @@ from scipy import special
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import begun
-from tfp_bfl.glm.features import RandomFeatures
+from tfp_bfl.glm.random_features import RandomFeatures
 
 if TYPE_CHECKING:
     from tfp_bfl.glm.hierarchical import Hierarchical
