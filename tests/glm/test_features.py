@@ -58,7 +58,7 @@ def test_the_best_standard_deviations_are_those_of_a_fine_search():
     columns = ColumnMoments(np.zeros(3), np.array([1.0, 1.0, 20.0]), 1.0)
     value = lambda s: log_evidence(sums, np.zeros(3), precision_of(np.array(s), groups, columns))
     found = best_stddevs(sums, np.zeros(3), groups, columns)
-    fine = np.exp2(np.linspace(-9, 3, 200))
+    fine = np.exp2(np.linspace(-9, 3, 60))
     assert value(found) > max(value((a, b)) for a in fine for b in fine) - 0.02
 
 
@@ -139,6 +139,7 @@ def test_a_prior_that_is_given_is_not_fitted():
         ({"features": "random:40"}, "Features need a prior: give prior_stddev='fitted'"),
         ({"features": "random:0", "prior_stddev": 1.0}, "must be random:NUMBER"),
         ({"features": "random:4,000", "prior_stddev": 1.0}, "must be random:NUMBER"),
+        ({"prior_stddev": "fitted", "intercept_stddev": 1.0}, "leave intercept_stddev out"),
         ({"prior_stddev": "wide"}, "prior_stddev is 'wide', but must be a number or 'fitted'"),
         ({"features": lambda x: x[:, :1], "prior_stddev": 1.0}, "Features must be the 2 columns and 1 to 2,048 more"),
         ({"features": lambda x: x * np.nan, "prior_stddev": 1.0}, "Features must be finite numbers"),
@@ -147,5 +148,7 @@ def test_a_prior_that_is_given_is_not_fitted():
 def test_bad_input_is_one_sentence(options, message):
     refuses(message, glm.fit_hierarchical, federation("gaussian", clients=3), **options)
     if options.get("features") == "random:0":
+        empty = [(x[:, :0], y) for x, y in federation("gaussian", clients=3)]
+        refuses("There are no columns", glm.fit_hierarchical, empty, prior_stddev="fitted")
         wanted = glm.fit_hierarchical(federation("gaussian"), prior_stddev=1.0, features="random:2")
         refuses("must have \\[n, 2\\]", wanted.predict, np.zeros((1, 3)))

@@ -143,11 +143,15 @@ def fit_hierarchical(
         raise InvalidArgument(f"prior_stddev is {shown(prior_stddev)}, but must be a number or {FITTED!r}.")
     if features is not None and prior_stddev is None:
         raise InvalidArgument(f"Features need a prior: give prior_stddev={FITTED!r}, or a number.")
+    if is_fitted and intercept_stddev is not None:
+        raise InvalidArgument("A fitted prior leaves that of the intercept flat: leave intercept_stddev out.")
     given = None if isinstance(prior_stddev, str) else prior_stddev
     model = Model(family, given, intercept_stddev, None, False, second_order, *of_effects)
     model.check(exposure)
     table, federation = _read(clients, model, names, exposure, secure_sums)
     num_given, messages = len(table.names), 0
+    if num_given == 1 and (is_fitted or features is not None):
+        raise InvalidArgument("There are no columns: features and a fitted prior need at least one.")
     if features is not None:
         if isinstance(features, str):
             check_features(features)
