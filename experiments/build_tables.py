@@ -29,6 +29,7 @@ WHOLE = (("", ()),)
 STUDIES: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "aggregation": (("", ("--size", "fashion_mnist")), ("", ("--size", "paper"))),
     BENCH: (("natural", ()), ("images", ()), ("longer", ()), ("published", ())),
+    "client_heads": WHOLE,
     "default_posterior": WHOLE,
     "fl_swag": (("", ("--size", "full")),),
     "global_posterior": WHOLE,

@@ -101,6 +101,9 @@ OPTIONS = {
     "glm": {
         **LINEAR_MODEL, "client_column": "--client-column events", "separator": "--separator ~",
         "one_message": "--one-message", "predict": "--predict table.csv | --output new", "output": "--output new",
+        "features": "--features random:3 | --random (intercept)", "export": "--export new | --random (intercept)",
+        "fitted_prior": "--fitted-prior | --random (intercept)",
+        "leave_out": "--leave-out north | --random (intercept) --export new",
     },
     "calibrate": {
         "accuracy": "--accuracy 0.6", "coverage": "--coverage 0.5", "confidence": "--confidence 0.5",

@@ -97,7 +97,7 @@ OF_SITES = NOISY + np.concatenate([SITES[np.arange(200) % 5], SITES[np.arange(10
 def test_the_hierarchical_model_has_an_intercept_for_each_client_and_the_mean_one_for_others():
     target = bfl.data.Column("y", 10.0, 3.0)
     train, test = of_sites(((OF_SITES - 10) / 3).astype(np.float32), target=target)
-    _, linear, found = pipeline.baselines(train.clients, test)
+    _, linear, found, features = pipeline.baselines(train.clients, test)
     rows = [(FEATURES[:200][k::5].astype(float), train.labels[k::5].astype(float)) for k in range(5)]
     fitted = bfl.glm.fit_hierarchical(rows, prior_stddev=PRIOR_STDDEV)
     known = lambda i: i % 6 if i % 6 < 5 else None
@@ -107,11 +107,21 @@ def test_the_hierarchical_model_has_an_intercept_for_each_client_and_the_mean_on
     np.testing.assert_allclose(found.losses, -expected.logpdf(OF_SITES[200:]), rtol=1e-4)
     assert found.name == "linear model with client intercepts"
     assert found.metrics["rmse"] < 0.7 * linear.metrics["rmse"]
+    assert features.name == "random features with client intercepts"
+    assert features.metrics["test_nll"] == pytest.approx(found.metrics["test_nll"], abs=0.05)
+
+
+def test_random_features_are_better_where_the_mean_bends():
+    target = bfl.data.Column("y", 10.0, 3.0)
+    bent = 2 * np.sin(2 * FEATURES[:, 0]) + np.concatenate([SITES[np.arange(200) % 5], SITES[np.arange(100) % 6]])
+    train, test = of_sites((bent / 3).astype(np.float32), target=target)
+    _, _, linear, features = pipeline.baselines(train.clients, test)
+    assert features.metrics["test_nll"] < linear.metrics["test_nll"] - 0.1
 
 
 def test_the_hierarchical_model_of_two_classes():
     train, test = of_sites((OF_SITES > 0.5).astype(np.int64), class_names=("no", "yes"))
-    _, linear, found = pipeline.baselines(train.clients, test)
+    _, linear, found, _ = pipeline.baselines(train.clients, test)
     assert found.metrics["test_nll"] < linear.metrics["test_nll"] - 0.1
 
 

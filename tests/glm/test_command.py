@@ -253,3 +253,38 @@ def test_a_client_has_one_name_in_fit_and_predictions(tmp_path, names, asked, wa
 
 def test_the_names_of_families_are_those_of_the_library():
     assert {*FAMILIES} == {*glm.FAMILIES, "cox"}
+
+
+def test_random_features_and_an_export(table, tmp_path):
+    given = [table, "--outcome", "visits", "--client-column", "hospital", "--only", "age,sex"]
+    of_effects = ["--random", "(intercept)", "--features", "random:3"]
+    more = ["--export", tmp_path / "saved", "--leave-out", "h3", "--output", tmp_path / "fit"]
+    lines = output_of(*given, *of_effects, *more).splitlines()
+    assert "Prior sd, on columns with sd 1: columns " in "".join(lines) and "feature 1" not in "".join(lines)
+    assert f"{tmp_path / 'saved'} holds a SavedModel with 11 clients." in lines
+    record, content = json_of(tmp_path / "fit" / "posterior.json"), json_of(tmp_path / "saved" / "content.json")
+    assert record["names"][1:] == ["age", "sex[Male]", "feature 1", "feature 2", "feature 3"]
+    assert content["columns"] == ["age", "sex[Male]"] and "h3" not in content["clients"]
+    design = read_design(table, Outcome("visits", "gaussian"), "hospital", only=["age", "sex"])
+    options = {"names": design.names, "features": "random:3", "prior_stddev": "fitted"}
+    assert record["mean"] == glm.fit_hierarchical(design.clients, **options).posterior.mean.tolist()
+    narrow = output_of(*given, *of_effects, "--prior-stddev", "0.1")
+    assert "Prior sd" not in narrow
+    assert "Prior sd, on columns with sd 1" in output_of(*given, "--random", "(intercept)", "--fitted-prior")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--features", "random:3"], "--features is for models with --random"),
+        (["--fitted-prior"], "--fitted-prior is for models with --random"),
+        (["--export", "new"], "--export is for models with --random"),
+        (["--random", "(intercept)", "--features", "fourier:3"], "must be random:NUMBER"),
+        (["--random", "(intercept)", "--fitted-prior", "--prior-stddev", "1"], "exclude each other"),
+        (["--random", "(intercept)", "--leave-out", "h3"], "--leave-out is for --export"),
+        (["--random", "(intercept)", "--export", "new", "--leave-out", "h99"], "There is no client 'h99'"),
+    ],
+)
+def test_options_of_features_are_refused_in_one_sentence(table, options, message):
+    result = run(table, "--outcome", "visits", "--client-column", "hospital", "--only", "age", *options)
+    assert message in str(result.exception)

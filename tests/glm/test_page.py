@@ -3,8 +3,9 @@
 import pathlib
 import re
 
-PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "glm.md"
-BLOCKS = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", PAGE.read_text(), re.S)
+import pytest
+
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
 
 def printed(blocks, capsys):
@@ -16,6 +17,10 @@ def printed(blocks, capsys):
     return outputs
 
 
-def test_the_programs_print_what_the_page_shows(capsys):
-    assert len(BLOCKS) == PAGE.read_text().count("```python") == 3
-    assert printed(BLOCKS, capsys) == [shown for _, shown in BLOCKS]
+@pytest.mark.parametrize(("page", "number"), [("glm", 3), ("client_heads", 2)])
+def test_the_programs_print_what_the_page_shows(page, number, capsys, tmp_path, monkeypatch):
+    text = (DOCS / f"{page}.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", text, re.S)
+    assert len(blocks) == text.count("```python") == number
+    monkeypatch.chdir(tmp_path)
+    assert printed(blocks, capsys) == [shown for _, shown in blocks]

@@ -148,7 +148,10 @@ def run_final(task: Task) -> Finished:
     else:
         found = scores.of_numbers(test)
     # Controls: predictions without features, linear models, and standard deviations at other weights.
-    names = {"linear model": "linear_nll", "linear model with client intercepts": "hierarchical_nll"}
+    names = {
+        **{"linear model": "linear_nll", "linear model with client intercepts": "hierarchical_nll"},
+        "random features with client intercepts": "features_nll",
+    }
     found |= {
         names.get(each.name, "constant_nll"): each.metrics["test_nll"]
         for each in pipeline.baselines(job.clients, job.test)

@@ -60,6 +60,7 @@ SCORES = {
     "constant_nll": Score("NLL without features", 0, "of the class frequencies or the training mean; compare with NLL"),
     "linear_nll": Score("NLL of a linear model", 0, "of all clients' rows together; compare with NLL"),
     "hierarchical_nll": Score("NLL of a linear model with client intercepts", 0, "compare with NLL"),
+    "features_nll": Score("NLL of random features with client intercepts", 0, "compare with NLL"),
 }
 
 

@@ -17,10 +17,13 @@ from tfp_bfl.glm.posterior import mean_outcome
 logger = logging.getLogger(__name__)
 
 LINEAR, HIERARCHICAL = "linear model", "linear model with client intercepts"
+FEATURES = "random features with client intercepts"
 # Of the linear model's coefficients, for standardised columns.
 PRIOR_STDDEV = 2.5
 # With more columns the linear model would take longer than a report should.
 _MOST_COLUMNS, _MOST_CLIENTS = 200, 2500
+# With more clients 40 features take minutes.
+_NUM_FEATURES, _MOST_WITH_FEATURES = 40, 500
 _MOST_STEPS = 500
 # Restricted maximum likelihood takes twice the time, and with more clients hardly differs.
 _FEW_CLIENTS = 100
@@ -30,15 +33,16 @@ def linear_baselines(clients: bfl.data.Clients, test: bfl.data.Source) -> list[b
     """Score the linear models of all clients' rows on the test data; none where examples are not rows of a table.
 
     `bfl.glm.fit` for two classes or a number as the label, multinomial logistic regression by scikit-learn for more
-    classes. Where the rows name the clients in training, also `bfl.glm.fit_hierarchical`, whose intercept differs
-    between clients; test rows of other clients have the mean one.
+    classes. Where the rows name the clients in training, also `bfl.glm.fit_hierarchical`, in which the intercept
+    differs between clients; test rows of other clients have the mean one. Up to 500 clients it is fitted on random
+    features too, with the prior by the marginal likelihood.
     """
     shape = test.element_shape
     if len(shape) != 1 or not 0 < shape[0] <= _MOST_COLUMNS or test.num_classes > MOST_CLASSES:
         return []
     clients = bfl.data.Clients(clients.source, [part for part in clients.indices if len(part)])
     found = []
-    for fit in (_linear, _hierarchical):
+    for fit in (_linear, _hierarchical, _with_features):
         try:
             found.append(fit(clients, test))
         except Error as error:  # Such as rows of one class only.
@@ -55,19 +59,33 @@ def _linear(clients: bfl.data.Clients, test: bfl.data.Source) -> bfl.evaluation.
     return _scored(LINEAR, centre, stddev, fitted.dispersion, test)
 
 
-def _hierarchical(clients: bfl.data.Clients, test: bfl.data.Source) -> bfl.evaluation.Baseline | None:
+def _hierarchical(
+    clients: bfl.data.Clients,
+    test: bfl.data.Source,
+    name: str = HIERARCHICAL,
+    most_clients: int = _MOST_CLIENTS,
+    prior: float | str = PRIOR_STDDEV,
+    features: str | None = None,
+) -> bfl.evaluation.Baseline | None:
     """Score the linear model with an intercept for each client; None where the rows do not name the clients."""
     names = names_in(clients)
-    if test.num_classes > 2 or not names or test.owners is None or len(names) > _MOST_CLIENTS:
+    if test.num_classes > 2 or not names or test.owners is None or len(names) > most_clients:
         return None
     restricted = None if len(names) <= _FEW_CLIENTS else False
-    fitted = bfl.glm.fit_hierarchical(*_given(clients, test), prior_stddev=PRIOR_STDDEV, restricted=restricted)
-    centre, stddev = fitted.linear_predictor(features := test.features.astype(np.float64))
-    for k, name in enumerate(names):
-        own = np.flatnonzero(test.owners == name)
+    fitted = bfl.glm.fit_hierarchical(
+        *_given(clients, test), features=features, prior_stddev=prior, restricted=restricted
+    )
+    centre, stddev = fitted.linear_predictor(columns := test.features.astype(np.float64))
+    for k, owner in enumerate(names):
+        own = np.flatnonzero(test.owners == owner)
         if len(own):
-            centre[own], stddev[own] = fitted.linear_predictor(features[own], k)
-    return _scored(HIERARCHICAL, centre, stddev, fitted.posterior.dispersion, test)
+            centre[own], stddev[own] = fitted.linear_predictor(columns[own], k)
+    return _scored(name, centre, stddev, fitted.posterior.dispersion, test)
+
+
+def _with_features(clients: bfl.data.Clients, test: bfl.data.Source) -> bfl.evaluation.Baseline | None:
+    """Score the model with random features too, on the columns of the table."""
+    return _hierarchical(clients, test, FEATURES, _MOST_WITH_FEATURES, "fitted", f"random:{_NUM_FEATURES}")
 
 
 def _given(clients: bfl.data.Clients, test: bfl.data.Source) -> tuple[list[tuple[np.ndarray, np.ndarray]], str]:

@@ -74,6 +74,14 @@ def model_options(function: Callable[..., None]) -> Callable[..., None]:
 @click.option("--one-message", is_flag=True, help="Compare with the combination of the clients' own fits.")
 @click.option("--predict", metavar="TABLE", help="Rows to predict, of known and new clients; needs --output.")
 @click.option("--output", metavar="FOLDER", help="New folder for report.html, coefficients.csv and posterior.json.")
+@click.option(
+    "--features", metavar="NAME", help="Further columns: random:NUMBER or random:NUMBER:SEED; needs --random."
+)
+@click.option("--fitted-prior", is_flag=True, help="Prior by the marginal likelihood; needs --random.")
+@click.option(
+    "--export", metavar="FOLDER", help="New folder for a SavedModel with the client as input; needs --random."
+)
+@click.option("--leave-out", metavar="CLIENTS", help="Clients of which --export holds no random effect.")
 def glm_model(table: str, family: str, output: str | None, **given: Any) -> None:
     """Fit a generalised linear model to TABLE from sums of its clients; the result is that of all rows in one place."""
     lookup(dict.fromkeys(FAMILIES), family, "family")
@@ -82,6 +90,8 @@ def glm_model(table: str, family: str, output: str | None, **given: Any) -> None
     if output is not None:
         _check_output(output)
     _check_options(family, {**given, "output": output})
+    if given["export"]:
+        _check_output(given["export"], "--export")
     from tfp_bfl import glm
     from tfp_bfl.glm import design, report
 
@@ -93,6 +103,9 @@ def glm_model(table: str, family: str, output: str | None, **given: Any) -> None
         given["client_column"],
         **how,
     )
+    left_out = names_of(given["leave_out"])
+    for name in left_out:
+        lookup(dict.fromkeys(read.client_names), name, "client", "for --leave-out")
     rows = None
     if given["predict"]:  # Read before anything is fitted or written.
         if not os.path.isfile(given["predict"]):
@@ -103,7 +116,11 @@ def glm_model(table: str, family: str, output: str | None, **given: Any) -> None
     second = {"second_order": given["second_order"]}
     result: report.Result
     if given["random"]:
-        result = glm.fit_hierarchical(read.clients, family, random=names_of(given["random"]), **options, **second)
+        # A given number is the prior of features too.
+        is_fitted = given["fitted_prior"] or (given["features"] and given["prior_stddev"] is None)
+        more: dict[str, Any] = {"prior_stddev": "fitted"} if is_fitted else {}
+        more |= {"features": given["features"], "random": names_of(given["random"])}
+        result = glm.fit_hierarchical(read.clients, family, **{**options, **second, **more})
     else:
         result = glm.fit(read.clients, family, stratified=given["stratified"], **options, **second)
     posterior = report.posterior_of(result)
@@ -111,9 +128,13 @@ def glm_model(table: str, family: str, output: str | None, **given: Any) -> None
     further = [_one_message(read, family, bool(given["random"]), options)] if given["one_message"] else []
     for line in (report.headline(posterior), *notes):
         click.echo(line)
-    click.echo(posterior.table(given["level"]))
+    click.echo(report.given_rows(result, given["level"]))
     for line in (*report.standard_deviations(result), *further):
         click.echo(line)
+    if given["export"]:
+        assert isinstance(result, glm.Hierarchical)
+        result.save(given["export"], read.client_names, left_out)
+        click.echo(f"{given['export']} holds a SavedModel with {len(read.clients) - len(left_out):,} clients.")
     if output is not None:
         of = {name: given[name] for name in ("event", "event_value", "exposure")} | {"column": given["outcome"]}
         drawn = report.estimates(result, read, given["level"], options)
@@ -127,10 +148,10 @@ def glm_model(table: str, family: str, output: str | None, **given: Any) -> None
         click.echo(f"{output} holds {files}.")
 
 
-def _check_output(output: str) -> None:
+def _check_output(output: str, option: str = "--output") -> None:
     parent = pathlib.Path(output).parent
     if not output or os.path.lexists(output) or (parent.exists() and not parent.is_dir()):
-        raise InvalidArgument(f"{path_name(output or '.')} exists or can't be a folder: give --output a new folder.")
+        raise InvalidArgument(f"{path_name(output or '.')} exists or can't be a folder: give {option} a new folder.")
 
 
 def _check_options(family: str, given: dict[str, Any]) -> None:
@@ -142,6 +163,13 @@ def _check_options(family: str, given: dict[str, Any]) -> None:
         raise InvalidArgument("--stratified is for the family cox: leave it out.")
     if given["predict"] and not given["output"]:
         raise InvalidArgument("--predict writes predictions.csv: give --output FOLDER.")
+    for option in ("features", "fitted_prior", "export"):
+        if given[option] and not given["random"]:
+            raise InvalidArgument(f"--{option.replace('_', '-')} is for models with --random: give its names too.")
+    if given["fitted_prior"] and given["prior_stddev"] is not None:
+        raise InvalidArgument("--fitted-prior and --prior-stddev exclude each other: give one of them.")
+    if given["leave_out"] and not given["export"]:
+        raise InvalidArgument("--leave-out is for --export: give a new folder.")
     if (given["random"] or given["one_message"]) and not given["client_column"]:
         raise InvalidArgument("--random and --one-message compare clients: give --client-column.")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_bfl.errors import InvalidArgument, lookup
+from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.glm import federation as asking
 from tfp_bfl.glm.checks import check_resolution, few_events, misfit
 from tfp_bfl.glm.families import FAMILIES
@@ -16,6 +17,8 @@ from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums, ch
 from tfp_bfl.glm.hierarchical import Hierarchical, add_effects, layout_of, own_effect
 from tfp_bfl.glm.newton import expand, gaussian_of_sums, inverse, maximise, residual_sum, solve
 from tfp_bfl.glm.posterior import Model, Posterior
+from tfp_bfl.glm.priors import FITTED, FLAT, ask_columns, fit_priors
+from tfp_bfl.glm.random_features import Features, check_features, draw_features, expand_rows
 from tfp_bfl.glm.rows import INTERCEPT, DesignRows, Given, read
 
 
@@ -88,7 +91,8 @@ def fit_hierarchical(
     family: str = "gaussian",
     *,
     random: Sequence[str] = (INTERCEPT,),
-    prior_stddev: float | None = None,
+    features: str | Features | None = None,
+    prior_stddev: float | str | None = None,
     intercept_stddev: float | None = None,
     between_stddev: float | None = None,
     exposure: Sequence[np.ndarray] | None = None,
@@ -107,9 +111,14 @@ def fit_hierarchical(
     the uncertainty of L is in it to first order.
 
     Args:
-      clients, exposure, names, prior_stddev, intercept_stddev: as of `fit`.
+      clients, exposure, names, intercept_stddev: as of `fit`.
       family: "gaussian", "bernoulli" or "poisson".
       random: names of the coefficients that differ between clients, at most three.
+      features: further columns of the model, which each client computes: "random:NUMBER" or "random:NUMBER:SEED"
+        (`random_features.RandomFeatures`), or a function from columns [n, d] to these and further ones [n, d + m].
+      prior_stddev: as of `fit`; or "fitted" for those with the largest marginal likelihood (`priors`), one of the given
+        columns and one of further features, on columns divided by their standard deviations. The intercept then has a
+        flat prior. Features need a prior: "fitted", or a number.
       between_stddev: s of a half-normal prior on the diagonal of L; None for a flat one.
       restricted: "gaussian" only: variances by restricted maximum likelihood, which integrates the coefficients out,
         and intervals of Student's t by Satterthwaite's degrees of freedom (`restricted`); None for True, unless
@@ -129,13 +138,39 @@ def fit_hierarchical(
     Source: Pinheiro & Bates 2000, chapters 2 and 7.
     """
     lookup(FAMILIES, family, "family of a hierarchical model")
-    of_effects = random, between_stddev, restricted
-    model = Model(family, prior_stddev, intercept_stddev, None, False, second_order, *of_effects)
+    is_fitted, of_effects = prior_stddev == FITTED, (random, between_stddev, restricted)
+    if isinstance(prior_stddev, str) and not is_fitted:
+        raise InvalidArgument(f"prior_stddev is {shown(prior_stddev)}, but must be a number or {FITTED!r}.")
+    if features is not None and prior_stddev is None:
+        raise InvalidArgument(f"Features need a prior: give prior_stddev={FITTED!r}, or a number.")
+    if is_fitted and intercept_stddev is not None:
+        raise InvalidArgument("A fitted prior leaves that of the intercept flat: leave intercept_stddev out.")
+    given = None if isinstance(prior_stddev, str) else prior_stddev
+    model = Model(family, given, intercept_stddev, None, False, second_order, *of_effects)
     model.check(exposure)
     table, federation = _read(clients, model, names, exposure, secure_sums)
-    result = _fit_with_effects(federation, model)
+    num_given, messages = len(table.names), 0
+    if num_given == 1 and (is_fitted or features is not None):
+        raise InvalidArgument("There are no columns: features and a fitted prior need at least one.")
+    if features is not None:
+        if isinstance(features, str):
+            check_features(features)
+            columns, messages = ask_columns(federation, family), 1
+            features = draw_features(features, columns.means[1:], columns.stddevs[1:])
+        table = expand_rows(table, features)
+        federation = InProcess(table, family, secure_sums)
+    if is_fitted:
+        groups = np.where(np.arange(len(table.names)) < num_given, 0, 1)
+        groups[0] = FLAT
+        without = functools.partial(_fit, federation, model._replace(second_order=False))
+        with_effects = functools.partial(_fit_with_effects, federation, model)
+        result = fit_priors(federation, model, groups, without, with_effects)
+    else:
+        result = _fit_with_effects(federation, model)
     of = family, table.names, result.random, result.parameters, result.posterior.mean
-    return dataclasses.replace(result, effects=[own_effect(rows, *of) for rows in table.clients])
+    effects = [own_effect(rows, *of) for rows in table.clients]
+    posterior = dataclasses.replace(result.posterior, messages=result.posterior.messages + messages)
+    return dataclasses.replace(result, posterior=posterior, effects=effects, features=features)
 
 
 def _read(
@@ -151,14 +186,15 @@ def fit_federation(federation: Federation, model: Model) -> Posterior | Hierarch
     return _fit_with_effects(federation, model) if model.random else _fit(federation, model)
 
 
-def _fit_with_effects(federation: Federation, model: Model) -> Hierarchical:
+def _fit_with_effects(federation: Federation, model: Model, precision: np.ndarray | None = None) -> Hierarchical:
     layout = layout_of(federation, model)
-    return add_effects(federation, _fit(federation, model._replace(second_order=False)), model, layout)
+    return add_effects(federation, _fit(federation, model._replace(second_order=False), precision), model, layout)
 
 
-def _fit(federation: Federation, model: Model) -> Posterior:
+def _fit(federation: Federation, model: Model, precision: np.ndarray | None = None) -> Posterior:
+    """Fit a model without random effects; with a precision [p], of this prior."""
     names, family = federation.names, model.family
-    precision = model.precision(names)
+    precision = model.precision(names) if precision is None else precision
     if family == "gaussian":
         return _gaussian(federation, precision, model.dispersion)
     of = asking.of_cox(federation, model.stratified) if family == "cox" else asking.of_family(federation, family)

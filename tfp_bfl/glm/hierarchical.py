@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import Federation, Question, ask_sums, check_columns
 from tfp_bfl.glm.newton import expand, inverse, maximise
 from tfp_bfl.glm.posterior import Model, Posterior, Satterthwaite, mean_outcome
+from tfp_bfl.glm.random_features import Features, RandomFeatures
 from tfp_bfl.glm.restricted import DIFFERENCE, Restricted, Scaled, is_flat, units_of
 from tfp_bfl.glm.rows import INTERCEPT, Rows
 
@@ -42,6 +44,10 @@ class Hierarchical:
         of sites, which keep them.
       parameters: theta = (b, L, log s) at the maximum.
       covariance: of theta.
+      features: the function from given columns to those of the coefficients; None if they are the same.
+      prior_stddevs: of the prior on coefficients of the given columns, and of further features, for columns with a
+        standard deviation of 1, where they were fitted; otherwise ().
+      log_evidence: the marginal likelihood at them, from which models of the same rows are compared; otherwise None.
     """
 
     posterior: Posterior
@@ -50,11 +56,25 @@ class Hierarchical:
     effects: Sequence[Effect]
     parameters: np.ndarray
     covariance: np.ndarray
+    features: Features | None = None
+    prior_stddevs: Sequence[float] = ()
+    log_evidence: float | None = None
 
     @property
     def between_stddev(self) -> np.ndarray:
         """Standard deviations of the coefficients between clients [d]."""
         return np.sqrt(np.diag(self.between))
+
+    @property
+    def num_features(self) -> int:
+        """The number of random features, the coefficients of which are the last ones."""
+        return len(self.features.shifts) if isinstance(self.features, RandomFeatures) else 0
+
+    @property
+    def new_effect(self) -> Effect:
+        """The distribution of the effect of a client that is not of the fit."""
+        shape = len(self.random), len(self.posterior.names)
+        return Effect(np.zeros(shape[0]), self.between, np.zeros(shape))
 
     def linear_predictor(self, features: np.ndarray, client: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Compute mean and standard deviation of x' b + z' u for each row, [n] and [n].
@@ -94,15 +114,39 @@ class Hierarchical:
             raise InvalidArgument("The effects of the clients are at the clients alone: predict for a new client.")
         if client is not None and not 0 <= check_count(client, "client", least=0) < len(self.effects):
             raise InvalidArgument(f"There is no client {client}: give one of 0 to {len(self.effects) - 1}, or None.")
-        design, names = self.posterior.design(features), list(self.posterior.names)
-        new = Effect(np.zeros(len(self.random)), self.between, np.zeros((len(self.random), len(names))))
+        columns = features if self.features is None else self.features(features)
+        design, names = self.posterior.design(columns), list(self.posterior.names)
         # The effect of a known client depends on b, by its slope: a larger b leaves a smaller effect.
-        effect = new if client is None else self.effects[client]
+        effect = self.new_effect if client is None else self.effects[client]
         return design, design[:, [names.index(name) for name in self.random]], effect
 
     def predict(self, features: np.ndarray, client: int | None = None) -> np.ndarray:
         """Compute the mean of the outcome for each row [n]."""
         return mean_outcome(self.posterior.family, *self.linear_predictor(features, client))
+
+    def save(
+        self, path: str | pathlib.Path, client_names: Sequence[str] | None = None, leave_out: Collection[str] = ()
+    ) -> None:
+        """Write a SavedModel in which the client is an input; it requires TensorFlow alone to load.
+
+            predict(features [B, d] float64, client [B] string) -> mean, stddev, epistemic, linear_predictor,
+                linear_predictor_stddev [B], all of float64
+
+        `mean` and `linear_predictor` are those of `predict` and `linear_predictor` here. `stddev` is that of an
+        outcome; `epistemic` is the variance of the outcome's mean, which for a new client includes the variance between
+        clients. A client is new if its name is "unknown", or not one of the export.
+
+        Args:
+          path: of a new folder; content.json there has the names of columns and clients.
+          client_names: of the clients, in the order of the fit; their numbers if None.
+          leave_out: clients of which the export holds no effect: they are new there, and their own effects stay with
+            them (`Effect` of this result).
+        """
+        from tfp_bfl.glm.served import save  # It imports TensorFlow.
+
+        if not self.effects:
+            raise InvalidArgument("The effects of the clients are at the clients alone: there is none to save.")
+        save(self, path, client_names or [str(k) for k in range(len(self.effects))], leave_out)
 
 
 def layout_of(federation: Federation, model: Model) -> EffectsLayout:
@@ -133,7 +177,7 @@ def add_effects(federation: Federation, pooled: Posterior, model: Model, layout:
     factors, size, prior = scaled.factors, layout.num_coefficients, model.between_stddev
     diagonal = [0.0 if prior is None else float(a == b) / prior**2 for a, b in layout.pairs]
     precision = np.concatenate([pooled.precision, diagonal, np.zeros(int(layout.has_dispersion))]) / factors**2
-    question = Question("effects", start, layout.columns, _nodes(family, layout))
+    question = Question("effects", start, layout.columns, nodes_of(family, layout))
     likelihood = Restricted(scaled, question, precision[:size], difference_steps(start, layout))
     of_all = lambda parameters: ask_sums(scaled, question._replace(points=parameters))[0]
     ask = likelihood.sums if model.is_restricted else of_all
@@ -191,11 +235,12 @@ def own_effect(
 ) -> Effect:
     """Return the difference of one client's coefficients from those of the typical client."""
     layout = EffectsLayout(len(names), tuple(map(list(names).index, random)), family == "gaussian")
-    effect = client_sums(rows, parameters, FAMILIES[family], layout, _nodes(family, layout))[1]
+    effect = client_sums(rows, parameters, FAMILIES[family], layout, nodes_of(family, layout))[1]
     return effect._replace(mean=effect.mean + effect.slope @ (mean - parameters[: len(names)]))
 
 
-def _nodes(family: str, layout: EffectsLayout) -> int:
+def nodes_of(family: str, layout: EffectsLayout) -> int:
+    """Return the number of nodes of the quadrature along each dimension."""
     return _GAUSSIAN_NODES if family == "gaussian" else _NODES[len(layout.columns)]
 
 

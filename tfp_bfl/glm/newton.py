@@ -25,6 +25,8 @@ _TOLERANCE, _FLAT_TOLERANCE = 1e-13, 1e-10
 MOST_MESSAGES = 25
 # A change of the log posterior that rounding explains.
 _ROUNDING = 1e-12
+# The squared length of a step, in posterior standard deviations, that the error of quadrature can refuse for ever.
+_QUADRATURE = 1e-8
 _DISPERSION_STEPS, _CHANGE = 200, 1e-13
 # In posterior standard deviations: large beside rounding, small beside the scale of the fourth derivative.
 _DIFFERENCE = 0.1
@@ -95,7 +97,8 @@ def maximise(
         b <- b + (information + diag(precision))^-1 (gradient - precision b)
 
     A step that lowers the log posterior, or overflows there, is halved. The steps end where the squared length of the
-    next one, in posterior standard deviations, is below 1e-13; this last step is taken without another message.
+    next one, in posterior standard deviations, is below 1e-13; this last step is taken without another message. With a
+    start, that is with random effects, they also end where the log posterior falls after a step below 1e-8.
 
     Args:
       ask: coefficients -> the sums of all clients there; one message.
@@ -106,25 +109,29 @@ def maximise(
       start: the first coefficients [p]; None for the least squares of `first`.
     """
     prior = np.diag(precision)
-    most, tolerance = messages + MOST_MESSAGES, _TOLERANCE
+    most, tolerance, has_effects = messages + MOST_MESSAGES, _TOLERANCE, start is not None
     if start is None:
         check_determined(first.information + prior, names, first.num_rows)
         start = solve(first.information + prior, first.gradient)
     else:  # Variances near 0 have a flat maximum, to which steps converge slowly.
         most, tolerance = messages + 4 * MOST_MESSAGES, _FLAT_TOLERANCE
     coefficients, previous, best, sums = start, np.zeros(len(precision)), -np.inf, first
+    reached, decrement = None, np.inf
     while messages < most:
         sums, messages = ask(coefficients), messages + 1
         value = sums.log_likelihood - 0.5 * float(precision @ coefficients**2)
         information, gradient = sums.information + prior, sums.gradient - precision * coefficients
         is_finite = np.isfinite(value) and np.all(np.isfinite(gradient)) and np.all(np.isfinite(information))
         if not is_finite or value <= best - _ROUNDING * abs(best):
+            if has_effects and reached is not None and decrement < _QUADRATURE:
+                return reached._replace(messages=messages)
             coefficients = (coefficients + previous) / 2
             continue
         step = _step(information, gradient)
-        previous, best = coefficients, value
+        previous, best, decrement = coefficients, value, abs(gradient @ step)
+        reached = Maximum(coefficients, information, sums, messages, coefficients)
         coefficients = coefficients + step
-        if abs(gradient @ step) < tolerance:
+        if decrement < tolerance:
             return Maximum(coefficients, information, sums, messages, previous)
     if np.any(precision > 0) and np.all(precision > 0):
         raise InvalidArgument(f"Newton's steps did not converge in {messages} messages: rescale the columns.")

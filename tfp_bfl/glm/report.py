@@ -22,7 +22,8 @@ from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.fitting import fit
 from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.newton import inverse, solve
-from tfp_bfl.glm.posterior import Posterior, as_text, mean_of, quantile
+from tfp_bfl.glm.posterior import Coefficients, Posterior, as_text, mean_of, quantile
+from tfp_bfl.glm.random_features import RandomFeatures
 from tfp_bfl.glm.sums import Sums, pack
 from tfp_bfl.plots.forest import Estimate, forest_plot
 from tfp_bfl.plots.page import Cell, Section, Table, picture, write_page
@@ -61,7 +62,17 @@ def standard_deviations(result: Result) -> list[str]:
     if isinstance(result, Hierarchical):
         of = ", ".join(f"{name} {sd:.4g}" for name, sd in zip(result.random, result.between_stddev))
         lines.append(f"Sd between clients: {of}.")
+    if isinstance(result, Hierarchical) and result.prior_stddevs:
+        of = ", ".join(f"{what} {sd:.3g}" for what, sd in zip(("columns", "features"), result.prior_stddevs))
+        lines.append(f"Prior sd, on columns with sd 1: {of}. Log marginal likelihood: {result.log_evidence:.2f}.")
     return lines
+
+
+def given_rows(result: Result, level: float) -> Coefficients:
+    """Return the rows of the table of coefficients without those of random features."""
+    number = result.num_features if isinstance(result, Hierarchical) else 0
+    table = posterior_of(result).table(level)
+    return Coefficients(table[: len(table) - number])
 
 
 def checks(posterior: Posterior) -> list[tuple[str, str]]:
@@ -227,7 +238,7 @@ def write_folder(
       columns: further content of posterior.json.
     """
     posterior = posterior_of(result)
-    table = posterior.table(level)
+    table, printed = posterior.table(level), given_rows(result, level)
     folder.mkdir(parents=True, exist_ok=True)
     write_bytes(folder / "coefficients.csv", to_csv([list(table[0]), *(row.values() for row in table)]).encode("utf-8"))
     record = {**as_json(result), "clients": list(client_names), "outcome": dict(outcome), "notes": list(notes)}
@@ -238,7 +249,7 @@ def write_folder(
             str(r["coefficient"]),
             [Cell(as_text(value), is_words=isinstance(value, str)) for value in list(r.values())[1:]],
         )
-        for r in table
+        for r in printed
     ]
     passed = [(name, [Cell(outcome, is_words=True)]) for name, outcome in checks(posterior)]
     how = "Posterior mean, standard deviation and central interval of each coefficient."
@@ -286,6 +297,10 @@ def as_json(result: Result) -> dict[str, Any]:
         record["between_covariance"] = result.between.tolist()
         record["parameters"] = result.parameters.tolist()
         record["effects"] = [effect.mean.tolist() for effect in result.effects]
+        if isinstance(result.features, RandomFeatures):
+            record["features"] = {name: x.tolist() for name, x in result.features._asdict().items()}
+        if result.prior_stddevs:
+            record["prior_stddevs"], record["log_evidence"] = list(result.prior_stddevs), result.log_evidence
     return record
 
 

@@ -1,0 +1,1 @@
+"""The study of a head for each client on random features."""
