@@ -1,10 +1,11 @@
-"""The programs of the page print what it shows."""
+"""The programs of the pages print what they show."""
 
 import pathlib
 import re
 
-PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "glm.md"
-BLOCKS = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", PAGE.read_text(), re.S)
+import pytest
+
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
 
 def printed(blocks, capsys):
@@ -16,6 +17,9 @@ def printed(blocks, capsys):
     return outputs
 
 
-def test_the_programs_print_what_the_page_shows(capsys):
-    assert len(BLOCKS) == PAGE.read_text().count("```python") == 3
-    assert printed(BLOCKS, capsys) == [shown for _, shown in BLOCKS]
+@pytest.mark.parametrize(("page", "number"), [("glm.md", 3), ("survival.md", 1)])
+def test_the_programs_print_what_the_page_shows(page, number, capsys):
+    text = (DOCS / page).read_text()
+    blocks = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", text, re.S)
+    assert len(blocks) == text.count("```python") == number
+    assert printed(blocks, capsys) == [shown for _, shown in blocks]
