@@ -48,6 +48,7 @@ def test_numbers_as_json_and_a_figure(table, tmp_path):
         output_of(table, *OPTIONS, "--by", "drug", "--strata", "sex", "--format", "json", "--figure", figure)
     )
     assert found["log_rank"]["degrees_of_freedom"] == 1 and found["log_rank"]["observed"] == [9, 21]
+    assert found["medians"] == {"6-MP": [23, 13, None], "placebo": [8, 4, 11]}
     placebo = found["curves"]["placebo"]
     assert placebo["survival"][-1] == 0 and placebo["low"][-1] is None and placebo["num_rows"] == 21
     assert figure.read_text().count("<path") > 10

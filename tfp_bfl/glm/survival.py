@@ -352,7 +352,8 @@ def _levels(given: Labels | None, what: str, sizes: Sequence[int]) -> tuple[list
         raise InvalidArgument(
             f"{what} must have a label for each row of each of the {len(sizes)} clients, and none empty."
         )
-    return [np.array([names.index(x) for x in own], np.int64) for own in labels], names
+    numbers = {name: number for number, name in enumerate(names)}
+    return [np.array([numbers[x] for x in own], np.int64) for own in labels], names
 
 
 def _greenwood(at_risk: np.ndarray, events: np.ndarray) -> np.ndarray:

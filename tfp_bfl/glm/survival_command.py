@@ -75,7 +75,10 @@ def survival_curves(
     if figure:
         _draw(result, given["duration"], path)
     if form == "json":
-        click.echo(json.dumps(_plain({**result._asdict(), "log_rank": test, "notes": notes}), indent=1))
+        record = {**result._asdict(), "medians": {g: curve.quantile() for g, curve in result.curves.items()}}
+        if horizon is not None:
+            record["restricted_means"] = {g: curve.restricted_mean(horizon) for g, curve in result.curves.items()}
+        click.echo(json.dumps(_plain({**record, "log_rank": test, "notes": notes}), indent=1))
         return
     rows, events = (sum(x) for x in zip(*((c.num_rows, np.sum(c.events)) for c in result.curves.values())))
     of_clients = f"{len(clients):,} client{'s' if len(clients) > 1 else ''}, {result.messages} messages to each"
@@ -127,7 +130,7 @@ def _plain(value: Any) -> Any:
     value = value._asdict() if hasattr(value, "_asdict") else value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, dict):
         return {name: _plain(x) for name, x in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [_plain(x) for x in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
