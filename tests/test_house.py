@@ -16,8 +16,8 @@ EDGES = ("glm", "sites", "bench")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
     "core lines": (46_825, 38_000),
-    "edge lines": (13_820, 11_500),
-    "test lines": (57_890, 48_000),
+    "edge lines": (14_400, 11_500),
+    "test lines": (58_250, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),

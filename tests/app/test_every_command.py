@@ -54,6 +54,7 @@ REPLACED = {
 }
 DONE = {
     "glm": "glm table.csv --client-column site --outcome outcome --date-unit months",
+    "survival": "survival table.csv --client-column site --duration time --event events --by label",
     "deploy check": "deploy check north --date-unit months",
 }
 TRAINED = {
@@ -71,6 +72,7 @@ TRAINED = {
 OTHER_START = {
     ("bench", "trust_code"): "bench code.yaml --output new",
     ("glm", "separator"): "glm tilde.csv --client-column site --outcome outcome --date-unit months",
+    ("survival", "separator"): "survival tilde.csv --client-column site --duration time --event events --by label",
     ("drift", "separator"): "drift run tilde.csv",
     ("predict", "separator"): "predict posterior tilde.csv",
 }
@@ -104,6 +106,12 @@ OPTIONS = {
         "features": "--features random:3 | --random (intercept)", "export": "--export new | --random (intercept)",
         "fitted_prior": "--fitted-prior | --random (intercept)",
         "leave_out": "--leave-out north | --random (intercept) --export new",
+    },
+    "survival": {
+        "duration": "--duration age", "event": "--event label | --by site --client-column events", "event_value":
+        "--event-value 0", "by": "--by count", "strata": "--strata count", "stratified": "--stratified",
+        "client_column": "--client-column count", "separator": "--separator ~", "times": "--times 1,2",
+        "horizon": "--horizon 1.5", "level": "--level 0.5", "figure": "--figure new.svg", "form": "--format json",
     },
     "calibrate": {
         "accuracy": "--accuracy 0.6", "coverage": "--coverage 0.5", "confidence": "--confidence 0.5",

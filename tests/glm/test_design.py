@@ -125,7 +125,7 @@ def of(outcome=None, times=1, **columns):
         (of(Outcome("age", "poisson"), age=[1.0, 2.5, 3, 4, 5, 6]), "but row 2 is 2.5"),
         (
             of(Outcome("age", "cox", "ill"), age=[0.0, 2.5, 3, 4, 5, 6]),
-            "times above 0 for the family cox, but row 1 is 0",
+            "times above 0, but row 1 is 0",
         ),
     ],
 )

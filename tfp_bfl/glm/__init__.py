@@ -16,11 +16,12 @@ from tfp_bfl.faces import export_later
 
 if TYPE_CHECKING:
     from tfp_bfl.glm.families import FAMILIES
-    from tfp_bfl.glm.fitting import OneMessage, fit, fit_hierarchical, one_message
+    from tfp_bfl.glm.fitting import fit, fit_hierarchical, one_message
     from tfp_bfl.glm.hierarchical import Hierarchical
     from tfp_bfl.glm.posterior import Coefficients, Posterior
-    from tfp_bfl.glm.revision import Revised, revise
+    from tfp_bfl.glm.revision import revise
     from tfp_bfl.glm.sums import Sums
+    from tfp_bfl.glm.survival import kaplan_meier, log_rank
 
 export_later(__name__)
 
@@ -28,12 +29,12 @@ __all__ = [
     "FAMILIES",
     "Coefficients",
     "Hierarchical",
-    "OneMessage",
     "Posterior",
-    "Revised",
     "Sums",
     "fit",
     "fit_hierarchical",
+    "kaplan_meier",
+    "log_rank",
     "one_message",
     "revise",
 ]

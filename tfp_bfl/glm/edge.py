@@ -1,16 +1,17 @@
-"""Registration with the core: the command `glm`, and the linear models among the baselines of a run."""
+"""Registration with the core: the commands `glm` and `survival`, and the linear models among the baselines of a run."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from tfp_bfl.glm.command import glm_model
+from tfp_bfl.glm.survival_command import survival_curves
 
 if TYPE_CHECKING:
     from tfp_bfl.data import Clients, Source
     from tfp_bfl.evaluation import Baseline
 
-COMMANDS = (glm_model,)
+COMMANDS = (glm_model, survival_curves)
 
 
 def baselines(clients: Clients, test: Source) -> list[Baseline]:

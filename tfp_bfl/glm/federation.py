@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -133,6 +133,13 @@ def check_columns(federation: Federation, sums: Sums, precision: np.ndarray, bes
         check_resolution(np.where(squares == 0, precision, squares), columns, federation.num_clients)
 
 
+def add_answers(answers: Iterable[np.ndarray], is_secure: bool) -> np.ndarray:
+    """Add the answers of all clients [n], in fixed point where the sums are secure (`sums`)."""
+    if is_secure:
+        return decode(functools.reduce(np.add, map(encode, answers)))
+    return functools.reduce(np.add, answers)
+
+
 class InProcess:
     """Clients of one table in this process (`Federation`); `secure_sums` adds their answers in fixed point (`sums`)."""
 
@@ -144,10 +151,7 @@ class InProcess:
 
     def total(self, question: Question) -> np.ndarray:
         """Implement `Federation.total`."""
-        answers = (answer(rows, self._family, question) for rows in self._clients)
-        if self.is_secure:
-            return decode(functools.reduce(np.add, map(encode, answers)))
-        return functools.reduce(np.add, answers)
+        return add_answers((answer(rows, self._family, question) for rows in self._clients), self.is_secure)
 
     def event_times(self) -> np.ndarray:
         """Implement `Federation.event_times`."""

@@ -83,13 +83,14 @@ def check_outcome(values: np.ndarray, outcome: Outcome, where: str) -> None:
     if outcome.family == "cox":
         wrong, requirement = numbers <= 0, "times above 0"
     elif outcome.family == "poisson":
-        wrong, requirement = (numbers < 0) | (numbers != np.round(numbers)), "counts (0, 1, 2, ...)"
+        wrong = (numbers < 0) | (numbers != np.round(numbers))
+        requirement = "counts (0, 1, 2, ...) for the family poisson"
     else:
         return
     rows = np.flatnonzero(wrong & ~np.isnan(numbers))
     if len(rows):
         raise InvalidArgument(
-            f"The column {shown(outcome.column)} of {where} must hold {requirement} for the family {outcome.family}, "
+            f"The column {shown(outcome.column)} of {where} must hold {requirement}, "
             f"but row {rows[0] + 1} is {numbers[rows[0]]:g}."
         )
 

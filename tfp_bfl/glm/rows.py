@@ -60,7 +60,7 @@ def read(
     chosen = _names(clients, names, width)
     rows = []
     for k, (features, outcome) in enumerate(pairs):
-        x, y = _floats(features, f"The features of client {k}"), _floats(outcome, f"The outcome of client {k}")
+        x, y = floats(features, f"The features of client {k}"), floats(outcome, f"The outcome of client {k}")
         if len(x) == 0:
             raise InvalidArgument(f"Client {k} has no rows: leave it out.")
         _check_outcome(y, len(x), family, k)
@@ -119,7 +119,8 @@ def _names(clients: Given, names: Sequence[str] | None, width: int) -> list[str]
     return chosen
 
 
-def _floats(values: np.ndarray, what: str) -> np.ndarray:
+def floats(values: np.ndarray, what: str) -> np.ndarray:
+    """Return values as float64; those that are no finite numbers are refused by `what` they are, such as a client's."""
     try:
         numbers = np.asarray(values, np.float64)
     except (TypeError, ValueError):
@@ -146,7 +147,7 @@ def _check_outcome(outcome: np.ndarray, count: int, family: Family | None, clien
         requirement, values = "a time above 0 and an event of 0 or 1", outcome
     wrong = np.flatnonzero(~valid)
     if len(wrong):
-        name = family.name if family else "cox"
+        name = family.name if family else "survival"
         raise InvalidArgument(
             f"Each {name} outcome must be {requirement}, but row {wrong[0]} of client {client} has "
             f"{', '.join(f'{x:g}' for x in np.atleast_1d(values[wrong[0]]))}."
@@ -154,7 +155,7 @@ def _check_outcome(outcome: np.ndarray, count: int, family: Family | None, clien
 
 
 def _log_exposure(exposure: np.ndarray, count: int, client: int) -> np.ndarray:
-    numbers = _floats(exposure, f"The exposure of client {client}")
+    numbers = floats(exposure, f"The exposure of client {client}")
     if numbers.shape != (count,) or np.any(numbers <= 0):
         raise InvalidArgument(f"The exposure of client {client} must be {count} numbers above 0.")
     return np.log(numbers)
