@@ -12,7 +12,7 @@ from tfp_bfl.options.methods import ALGORITHMS
 
 @pytest.fixture(scope="module")
 def schema():
-    from tfp_bfl.app.options.schema import config_schema
+    from tfp_bfl.app.options.config_schema import config_schema
 
     found = config_schema()
     jsonschema.Draft202012Validator.check_schema(found)

@@ -253,7 +253,7 @@ def doctor() -> None:
 @cli.command()
 def schema() -> None:
     """Print the JSON Schema of a file for `run --config`, by which editors complete and check it."""
-    from tfp_bfl.app.options.schema import config_schema
+    from tfp_bfl.app.options.config_schema import config_schema
 
     click.echo(json.dumps(config_schema(), indent=2))
 
