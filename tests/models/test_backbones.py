@@ -9,14 +9,16 @@ import zipfile
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_datasets as tfds
 from scipy import signal
 
 from tests.kit import refuses
-from tfp_bfl import models
+from tfp_bfl import data, models
 from tfp_bfl.errors import MissingDependency
 from tfp_bfl.files.torch_weights import read_torch_weights
 from tfp_bfl.models import efficientnet
 from tfp_bfl.models.backbones import backbone_of
+from tfp_bfl.models.feature_cache import cached_features
 
 layers = tf.keras.layers
 installed = lambda *names: all(importlib.util.find_spec(name) for name in names)
@@ -243,3 +245,20 @@ def test_a_module_in_a_keras_file_is_not_imported(tmp_path):
             archive.writestr(name, content)
     refuses("has 'antigravity.", models.features, tmp_path / "net.keras")
     assert "antigravity" not in sys.modules
+
+
+@pytest.mark.deep(after="tests/models/test_backbones.py")
+@pytest.mark.skipif(
+    not tfds.builder("cifar10").is_prepared(), reason="cifar10 is not prepared for TFDS on this machine"
+)
+@with_lite0
+def test_a_ridge_head_on_features_of_cifar10(tmp_path, monkeypatch):
+    """2,000 training and 1,000 test images: .805 for this ridge; a mistake in resizing or scaling costs .05 or more."""
+    monkeypatch.setenv("TFP_BFL_CACHE", str(tmp_path))
+    model = models.features("efficientnet_lite0")
+    train, test = data.load("cifar10", "train[:2000]"), data.load("cifar10", "test[:1000]")
+    x, z = (
+        np.c_[cached_features(model, s.features).astype(np.float64), np.ones(s.num_examples)] for s in (train, test)
+    )
+    head = np.linalg.solve(x.T @ x + 300 * np.eye(x.shape[1]), x.T @ np.eye(10)[train.labels])
+    assert 0.75 < np.mean((z @ head).argmax(1) == test.labels) < 0.85

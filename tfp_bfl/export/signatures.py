@@ -184,7 +184,8 @@ def on_features(of_features: tf.Module, backbone: keras.Model) -> tf.Module:
 
     @functools.partial(tf.function, input_signature=[spec, tf.TensorSpec([2], tf.int32, "seed")], autograph=False)
     def draw(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        return of_features.draw(traced(images), seed)
+        # Traced again, not called: TensorFlow Lite's file is split within this graph.
+        return of_features.draw.python_function(layer(images), seed)
 
     module = tf.Module()
     module.weights = [*of_features.weights, *backbone.variables]
