@@ -213,7 +213,7 @@ def test_a_keras_application_takes_weights_of_a_file(tmp_path):
 
 def test_what_is_no_backbone_is_refused(tmp_path):
     refuses("There is no backbone 'resnet'", models.features, "resnet")
-    refuses("There is no network .* 'MobileNot'", models.features, "keras:MobileNot")
+    refuses("There is no application of Keras 'MobileNot'", models.features, "keras:MobileNot")
     refuses("needs a file of its weights", models.features, "keras:MobileNet")
     refuses("weights is of keras:NAME", models.features, "efficientnet_lite0", weights="w.h5")
     refuses("image_size is 112, but must be", models.features, "efficientnet_lite0", image_size=112)

@@ -264,7 +264,7 @@ def _of_saved_model(folder: str) -> _Network:
 def _of_application(name: str, weights: str | os.PathLike[str] | None, size: Size) -> _Network:
     """Return a network of `tf.keras.applications` without its top, with weights of a file."""
     builders = {x: f for x, f in vars(keras.applications).items() if x[:1].isupper() and callable(f)}
-    builder = lookup(builders, name, "network of tf.keras.applications")
+    builder = lookup(builders, name, "application of Keras")
     if not weights:
         raise InvalidArgument(
             f"The backbone keras:{name} needs a file of its weights without the top: give keras:{name}:FILE."

@@ -24,7 +24,7 @@ class _Convolution(NamedTuple):
     bias: tf.Variable
 
 
-class _Block(NamedTuple):
+class _Residual(NamedTuple):
     """An inverted residual block: expansion (None in the first stage), depthwise convolution, projection."""
 
     expand: _Convolution | None
@@ -62,13 +62,13 @@ def efficientnet_lite0() -> tuple[Callable[[tf.Tensor], tf.Tensor], list[tf.Vari
     return features, [variable for convolution in every for variable in convolution]
 
 
-def _block(weights: Mapping[str, np.ndarray], prefix: str, stride: int, is_residual: bool) -> _Block:
+def _block(weights: Mapping[str, np.ndarray], prefix: str, stride: int, is_residual: bool) -> _Residual:
     part = lambda layer, norm: _convolution(weights, f"{prefix}{layer}_conv", f"{prefix}{norm}")
     expand = part("_expand", "_bn0") if f"{prefix}_expand_conv.weight" in weights else None
-    return _Block(expand, part("_depthwise", "_bn1"), part("_project", "_bn2"), stride, is_residual)
+    return _Residual(expand, part("_depthwise", "_bn1"), part("_project", "_bn2"), stride, is_residual)
 
 
-def _apply(block: _Block, x: tf.Tensor) -> tf.Tensor:
+def _apply(block: _Residual, x: tf.Tensor) -> tf.Tensor:
     y = x if block.expand is None else tf.nn.relu6(_convolve(x, block.expand))
     strides = [1, block.stride, block.stride, 1]
     y = tf.nn.depthwise_conv2d(y, block.depthwise.kernel, strides, "SAME") + block.depthwise.bias

@@ -11,6 +11,7 @@ import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.data.sizes import parse_size
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
 
@@ -22,18 +23,24 @@ else:
 
 
 def model_of(config: RunConfig, image_shape: tuple[int, ...]) -> keras.Model | None:
-    """Return the frozen network of a run, from images of a shape to features; None without one."""
+    """Return the frozen network of a run, from images of a shape to features; None without one.
+
+    A network by name takes images of the run's image_size, if it is given; one of a file has a size of its own.
+    """
     if config.backbone is None:
         return None
-    stamp = os.stat(config.backbone).st_mtime_ns if os.path.exists(config.backbone) else 0
-    return backbones.taking(_layer(config.backbone, stamp), image_shape)
+    is_file = os.path.exists(config.backbone)
+    size = None if is_file else parse_size(config.image_size)
+    return backbones.taking(
+        _layer(config.backbone, size, os.stat(config.backbone).st_mtime_ns if is_file else 0), image_shape
+    )
 
 
 @functools.lru_cache(maxsize=1)
-def _layer(name: str, stamp: int) -> backbones.Backbone:
+def _layer(name: str, size: tuple[int, int] | None, stamp: int) -> backbones.Backbone:
     """Return the layer of a backbone, read once for each state of its file."""
     del stamp
-    return backbones.backbone_of(backbones.features(name))
+    return backbones.backbone_of(backbones.features(name, size))
 
 
 def stated(config: RunConfig, image_shape: tuple[int, ...]) -> dict[str, str]:

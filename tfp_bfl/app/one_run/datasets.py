@@ -70,7 +70,9 @@ def _load(config: RunConfig, given: GivenData | None) -> bfl.data.OwnData:
 
 def peek(config: RunConfig) -> bfl.data.Source:
     """Return one example or more of a named dataset, of which only shapes and classes count."""
-    return backbone.of_source(config, bfl.data.peek(config.dataset, config.data_dir, config.image_size), shape_alone=True)
+    return backbone.of_source(
+        config, bfl.data.peek(config.dataset, config.data_dir, config.image_size), shape_alone=True
+    )
 
 
 def regresses(config: RunConfig) -> bool:
