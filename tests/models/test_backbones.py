@@ -262,3 +262,15 @@ def test_a_ridge_head_on_features_of_cifar10(tmp_path, monkeypatch):
     )
     head = np.linalg.solve(x.T @ x + 300 * np.eye(x.shape[1]), x.T @ np.eye(10)[train.labels])
     assert 0.75 < np.mean((z @ head).argmax(1) == test.labels) < 0.85
+
+
+def test_features_are_part_of_a_model_that_a_function_builds(tmp_path):
+    """Keras cannot clone a model inside a model of which methods were replaced: give the function, not its model."""
+    network().save(tmp_path / "net.keras")
+
+    def build():
+        images = layers.Input((12, 12, 3))
+        return tf.keras.Model(images, layers.Dense(2)(models.features(tmp_path / "net.keras")(images)))
+
+    model = models.as_model_fn(build)()
+    assert len(model.trainable_weights) == 2 and "network" in str(model.get_config())

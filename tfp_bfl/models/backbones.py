@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
 import pathlib
 import sys
+import weakref
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -29,7 +31,8 @@ _ARITHMETIC = ("__operators__", "math", "nn")
 _MOST_CONFIG_BYTES = 2**26
 
 
-class _Network(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Network:
     """A function from images [B, height, width, channels] in [0, 1] to features [B, F], and its variables.
 
     `size` is the height and width that it takes, None for any. `digest` identifies function and variables.
@@ -42,35 +45,39 @@ class _Network(NamedTuple):
     digest: str
 
 
+# Networks of the models that there are, by `Backbone.digest`: Keras clones a layer by a description in text.
+_NETWORKS: weakref.WeakValueDictionary[str, _Network] = weakref.WeakValueDictionary()
+
+
 class Backbone(keras.layers.Layer):
     """A layer that resizes images and applies a frozen network; it has no layers inside and nothing that trains.
 
     Args:
-      network: that is applied.
+      network: that is applied, or the digest of one that another layer applies.
 
     Attributes:
       digest: SHA-256 sum of the network's weights and of the settings that decide its features.
     """
 
-    def __init__(self, network: _Network, **options: object):
+    def __init__(self, network: _Network | str, **options: object):
         super().__init__(**{**options, "trainable": False})
-        self._function, self._size, self._channels = network.function, network.size, network.channels
-        # A tuple, which Keras leaves alone, beside a list, of which it takes the variables.
-        self._given = (network,)
-        self._frozen = list(network.variables)
+        network = _NETWORKS[network] if isinstance(network, str) else network
+        # Keras tracks the variables of the list, and does not look into the network.
+        self._network, self._frozen = network, list(network.variables)
         self.digest = hashlib.sha256(f"{network.digest} {network.size}".encode()).hexdigest()
+        _NETWORKS[self.digest] = network
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "network": self._given[0]}
+        return {**super().get_config(), "network": self.digest}
 
     def call(self, images: tf.Tensor) -> tf.Tensor:
-        channels = images.shape[-1]
-        if channels == 1 and self._channels == 3:
+        network, channels = self._network, images.shape[-1]
+        if channels == 1 and network.channels == 3:
             images = tf.repeat(images, 3, -1)
-        elif channels != self._channels:
-            must = "gray or RGB" if self._channels == 3 else "gray"
+        elif channels != network.channels:
+            must = "gray or RGB" if network.channels == 3 else "gray"
             raise InvalidArgument(f"The images have {channels} channels, but the backbone takes {must} images.")
-        return self._function(images if self._size is None else _resized(images, self._size))
+        return network.function(images if network.size is None else _resized(images, network.size))
 
 
 def _resized(images: tf.Tensor, size: Size) -> tf.Tensor:
@@ -174,7 +181,7 @@ def _sized(network: _Network, image_size: Size | None, name: str) -> _Network:
     if network.size is not None:
         own = "{} x {}".format(*network.size)
         raise InvalidArgument(f"The backbone {files.name(name)} takes images of {own}: leave image_size out.")
-    return network._replace(size=image_size)
+    return dataclasses.replace(network, size=image_size)
 
 
 def _of_keras_model(model: keras.Model, digest: str) -> _Network:
@@ -279,4 +286,4 @@ def _of_application(name: str, weights: str | os.PathLike[str] | None, size: Siz
         ) from None
     scale = sys.modules[builder.__module__].preprocess_input
     network = _of_keras_model(model, f"{name} {digest}")
-    return network._replace(function=lambda x: network.function(scale(x * 255.0)))
+    return dataclasses.replace(network, function=lambda x: network.function(scale(x * 255.0)))
