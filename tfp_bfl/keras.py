@@ -10,6 +10,7 @@ import tensorflow as tf
 Input = tf.keras.Input
 Model = tf.keras.Model
 activations = tf.keras.activations
+applications = tf.keras.applications
 backend = tf.keras.backend
 constraints = tf.keras.constraints
 initializers = tf.keras.initializers

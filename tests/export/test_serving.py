@@ -95,7 +95,7 @@ def test_the_documentation_s_requests_are_answered(served):
         assert set(json.loads(answer(served, request))) & {"outputs", "predictions"}
 
 
-SHAPES = {"lenet": (8, 8, 1), "resnet20": (8, 8, 3), "mlp": (8, 8, 1), "conv_net": (8, 8, 1)}
+SHAPES = {"lenet": (8, 8, 1), "resnet20": (8, 8, 3), "mlp": (8, 8, 1), "conv_net": (8, 8, 1), "linear": (8, 8, 1)}
 CASES = [(name, kind, {}) for name in models.MODELS for kind in models.KINDS]
 CASES += [("lenet", "flipout", {"normalization": "group"}), ("lenet", "deterministic", {"precision": "bfloat16"})]
 # Of the graph around the functions, in which variables are made and saved.

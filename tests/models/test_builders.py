@@ -21,7 +21,7 @@ VARIATIONAL = {
 KINDS = ["deterministic", "mc_dropout", *VARIATIONAL]
 SHAPES = [(8, 8, 1), (28, 28, 1), (32, 32, 3)]
 # Convolutions and dense layers: five for LeNet, nineteen convolutions and one dense layer for ResNet-20.
-NUM_LAYERS = {"lenet": 5, "resnet20": 20, "mlp": 3, "conv_net": 6}
+NUM_LAYERS = {"lenet": 5, "resnet20": 20, "mlp": 3, "conv_net": 6, "linear": 1}
 deep = pytest.mark.deep(after="tests/models/test_builders.py")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 every_model = pytest.mark.parametrize("name", models.MODELS)

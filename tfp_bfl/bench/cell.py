@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import client_scores, datasets, pipeline
+from tfp_bfl.app.one_run import backbone, client_scores, datasets, pipeline
 from tfp_bfl.app.one_run.after import check_exact, check_one_network, fit
 from tfp_bfl.app.one_run.client_scores import RowsByClient
 from tfp_bfl.app.one_run.job import Job, prepare
@@ -140,6 +140,7 @@ def run_final(task: Task) -> Finished:
         found = scores.of_classes(test, held)
         if task.ood is not None and not job.is_personal:
             other = bfl.data.load(task.ood, "test", config.data_dir, config.image_size)
+            other = backbone.of_source(config, other)
             other = other.subset(min(_MOST_EXAMPLES, other.num_examples), seed=config.seed)
             labels = np.zeros(other.num_examples, np.int32)
             foreign = bfl.evaluation.evaluate(trained.model, other.features, labels, **job.prediction)

@@ -74,6 +74,7 @@ class Source(Learnt):
         deviation, and class_names is (). None for classes.
       encoding: how the columns of a table became those of `columns`, where they are not all numbers; () otherwise.
       owners: the name of each example's client [N]; None where the data name none.
+      image_shape: [height, width, channels] of the images that features of a backbone were computed of; else ().
     """
 
     name: str
@@ -85,6 +86,7 @@ class Source(Learnt):
     target: Column | None = None
     encoding: tuple[Feature, ...] = ()
     owners: np.ndarray | None = None
+    image_shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         features = checked_features(self.features)

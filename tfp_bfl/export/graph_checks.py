@@ -225,7 +225,8 @@ ARITHMETIC = _words(
     """
     Add AddN Any BatchMatMulV2 BatchToSpaceND BroadcastTo DepthwiseConv2dNative Einsum Elu Equal Erf Expm1 Fill
     Floor FloorMod Greater Log1p LogSoftmax LogicalNot LogicalOr MatrixDiagPartV3 MatrixSetDiagV3 Max Min Neg
-    NotEqual PartitionedCall Pow Prod Rank Reciprocal Relu6 ResourceGather ReverseV2 Round Selu Sigmoid Sign Size
+    NotEqual PartitionedCall Pow Prod Rank Reciprocal Relu6 ResizeBilinear ResourceGather ReverseV2 Round
+    ScaleAndTranslate Selu Sigmoid Sign Size
     Slice Softplus Softsign SpaceToBatchND Split SplitV StatelessWhile StaticRegexReplace StringStrip Tanh Transpose
     Unpack Xlogy
     """

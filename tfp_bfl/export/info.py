@@ -144,8 +144,11 @@ def _parsed(form: TypeAdapter[Any], value: object, name: str, wanted: str) -> An
         raise InvalidArgument(f"{name} is {shown(value)}, but must {wanted}.") from None
 
 
-def describe(model: keras.Model, target: object = None) -> dict[str, Any]:
-    """Return the field `model` of a Keras model's `Info`; num_classes is 0 where it has a target (`target_of`)."""
+def describe(model: keras.Model, target: object = None, backbone: keras.Model | None = None) -> dict[str, Any]:
+    """Return the field `model` of a Keras model's `Info`; num_classes is 0 where it has a target (`target_of`).
+
+    A `backbone` gives the model its inputs.
+    """
     shape = getattr(model, "output_shape", None)
     if target is not None and shape != (None, 2):
         must = "for a target it must give mean and log variance, [B, 2]"
@@ -155,11 +158,11 @@ def describe(model: keras.Model, target: object = None) -> dict[str, Any]:
         raise InvalidArgument(f"The model gives outputs of shape {shown(shape)}, but {must}.")
     return {
         "name": model.name,
-        "input_shape": list(model.input_shape[1:]),
+        "input_shape": list((backbone or model).input_shape[1:]),
         "num_classes": 0 if target is not None else shape[1],
         "stochastic": is_stochastic(model),
         **({"members": num_members(model)} if num_members(model) > 1 else {}),
-        "num_weights": sum(v.shape.num_elements() for v in model.variables),
+        "num_weights": sum(v.shape.num_elements() for x in (model, backbone) if x for v in x.variables),
         "versions": {"tfp_bfl": metadata.version("tfp_bfl"), "tensorflow": tf.__version__},
     }
 

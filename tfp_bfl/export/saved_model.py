@@ -19,9 +19,9 @@ from tfp_bfl.export import info as information
 from tfp_bfl.export import loading, model_card
 from tfp_bfl.export.info import Info
 from tfp_bfl.export.paths import find, new_folder
-from tfp_bfl.export.signatures import make_functions, make_signatures
+from tfp_bfl.export.signatures import make_functions, make_signatures, on_features
 from tfp_bfl.files.writing import begun, space
-from tfp_bfl.models import check_keras_2
+from tfp_bfl.weights.model_weights import check_keras_2
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,11 @@ _BOOKKEEPING = {
 
 
 def save(
-    model_or_run: Source, path: str | os.PathLike, info: Info | None = None, unusual: Unusual | None = None
+    model_or_run: Source,
+    path: str | os.PathLike,
+    info: Info | None = None,
+    unusual: Unusual | None = None,
+    backbone: keras.Model | None = None,
 ) -> None:
     """Write a SavedModel that predicts with uncertainty, and needs nothing but TensorFlow.
 
@@ -85,6 +89,7 @@ def save(
         run; of a Keras model it stays unknown.
       unusual: of `evaluation.fit_unusual`: mean, predict and abstain then have a further output unusual [B], which
         exceeds 1 for examples unlike the training data. A folder is copied with its own: it is refused there.
+      backbone: of `models.features`, for images of one size: the functions take images, the model their features.
 
     Raises:
       InvalidArgument: there is something at `path`, or `model_or_run`, `info` or `unusual` is not what is described
@@ -103,9 +108,7 @@ def save(
         raise InvalidArgument(f"unusual is {shown(unusual)}, but must be the result of evaluation.fit_unusual.")
     folder = new_folder(path)
     if isinstance(model_or_run, (str, os.PathLike)):
-        if unusual is not None:
-            what = f"{files.name(model_or_run)} is a folder, of which the graph is copied"
-            raise InvalidArgument(f"unusual is for a Keras model, and {what}: leave it out, or give the model.")
+        _check_copied(model_or_run, unusual=unusual, backbone=backbone)
         source = find(model_or_run)
         loading.load(source)
         known = loading.read_info(source)
@@ -113,15 +116,10 @@ def save(
         write: Callable[[], Any] = lambda: [shutil.copyfile(source / x, folder / x) for x in loading.FILES]
     else:
         model, known = model_of(model_or_run)
-        whole = information.merged(info, known)
-        whole = whole._replace(model=information.describe(model, information.target_of(whole._replace(model=None))))
-        data = {name: x for name, x in (whole.data or {}).items() if name != "unusual"}
-        if unusual is not None:
-            data["unusual"] = {"rate": unusual.rate, "number": unusual.number}
-        whole = whole._replace(data=data or None)
+        whole = _described(information.merged(info, known), model, unusual, backbone)
         information.features_of(whole)  # Refused, if they are none, before anything is written.
         texts = _texts(whole)
-        write = lambda: _write(model, folder, texts, whole, unusual)
+        write = lambda: _write(model, folder, texts, whole, unusual, backbone)
     if note := model_card.rounding(information.merged(info, known)):
         logger.warning(note)
     with begun(folder):
@@ -137,6 +135,23 @@ def save(
         loading.write_manifest(folder)
 
 
+def _check_copied(folder: str | os.PathLike, **parts: object) -> None:
+    """Check that nothing is given that would change the graph of a folder, which is copied."""
+    for name, value in parts.items():
+        if value is not None:
+            what = f"{files.name(folder)} is a folder, of which the graph is copied"
+            raise InvalidArgument(f"{name} is for a Keras model, and {what}: leave it out, or give the model.")
+
+
+def _described(info: Info, model: keras.Model, unusual: Unusual | None, backbone: keras.Model | None) -> Info:
+    """Return what is known of a model, with its own facts and the rate of unusual examples."""
+    target = information.target_of(info._replace(model=None))
+    data = {name: x for name, x in (info.data or {}).items() if name != "unusual"}
+    if unusual is not None:
+        data["unusual"] = {"rate": unusual.rate, "number": unusual.number}
+    return info._replace(model=information.describe(model, target, backbone), data=data or None)
+
+
 def _texts(info: Info) -> dict[str, str]:
     """Return the descriptive files, by name."""
     info = information.check(info)
@@ -144,11 +159,17 @@ def _texts(info: Info) -> dict[str, str]:
 
 
 def _write(
-    model: keras.Model, folder: pathlib.Path, texts: dict[str, str], info: Info, unusual: Unusual | None
+    model: keras.Model,
+    folder: pathlib.Path,
+    texts: dict[str, str],
+    info: Info,
+    unusual: Unusual | None,
+    backbone: keras.Model | None,
 ) -> None:
     features = information.features_of(info)
     module = make_functions(model, information.columns_of(info), information.target_of(info), features, unusual)
-    signatures = make_signatures(module, model.input_shape[1:], features)
+    module = module if backbone is None else on_features(module, backbone)
+    signatures = make_signatures(module, (backbone or model).input_shape[1:], features)
     with tempfile.TemporaryDirectory() as draft:
         asset = pathlib.Path(draft) / information.NAME
         asset.write_text(texts[loading.INFO], encoding="utf-8")

@@ -25,6 +25,7 @@ from tfp_bfl.evaluation import (
 from tfp_bfl.evaluation.unusual import penultimate, unusual_score
 from tfp_bfl.export import rows as rows_of_tables
 from tfp_bfl.layers import as_floats, sampling
+from tfp_bfl.models.backbones import backbone_of
 
 NUM_SAMPLES = 20
 # By which resizing may leave the range of pixels.
@@ -154,6 +155,40 @@ def make_functions(
         encode = rows_of_tables.encoder(features, columns)
         setattr(module, rows_of_tables.NAME, tf.function(predict_rows, autograph=False))
     module.weights = list(model.variables)
+    module.draw = draw
+    for function in (mean, sample, predict, abstain):
+        setattr(module, function.__name__, tf.function(function, autograph=False))
+    return module
+
+
+def on_features(of_features: tf.Module, backbone: keras.Model) -> tf.Module:
+    """Return a module of `make_functions` for images, of one for features: a backbone computes these of the images,
+    once for all samples.
+    """
+    spec = tf.TensorSpec([None, *backbone.input_shape[1:]], tf.float32, "images")
+    layer = backbone_of(backbone)
+    traced = tf.function(lambda images: layer(images), input_signature=[spec], autograph=False).get_concrete_function()
+    features = lambda images: traced(_scaled(images))
+
+    def mean(images: tf.Tensor) -> Outputs:
+        return of_features.mean(features(images))
+
+    def sample(images: tf.Tensor, num_samples: object = NUM_SAMPLES, seed: object = 0) -> Outputs:
+        return of_features.sample(features(images), num_samples, seed)
+
+    def predict(images: tf.Tensor, num_samples: object = NUM_SAMPLES, seed: object = 0) -> Outputs:
+        return of_features.predict(features(images), num_samples, seed)
+
+    def abstain(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor, max_uncertainty: tf.Tensor) -> Outputs:
+        return of_features.abstain(features(images), num_samples, seed, max_uncertainty)
+
+    @functools.partial(tf.function, input_signature=[spec, tf.TensorSpec([2], tf.int32, "seed")], autograph=False)
+    def draw(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        # Traced again, not called: TensorFlow Lite's file is split within this graph.
+        return of_features.draw.python_function(layer(images), seed)
+
+    module = tf.Module()
+    module.weights = [*of_features.weights, *backbone.variables]
     module.draw = draw
     for function in (mean, sample, predict, abstain):
         setattr(module, function.__name__, tf.function(function, autograph=False))

@@ -131,6 +131,9 @@ def _split(
     frozen = convert_variables_to_constants_v2(function)
     images, seed = (next(t for t in frozen.inputs if t.dtype == dtype) for dtype in (tf.float32, tf.int32))
     operations = frozen.graph.get_operations()
+    if any(operation.type == "ScaleAndTranslate" for operation in operations):
+        what = "The model shrinks images with antialiasing, an operation that TensorFlow Lite lacks"
+        raise InvalidArgument(f"{what}: train on images of the size of its backbone.")
     of_images, of_seed = (_downstream(operations, tensor) for tensor in (images, seed))
     inputs = [x for operation in operations if operation.name in of_images for x in operation.inputs]
     border = {x.name: x for x in inputs if x.op.name not in of_images and x.op.type != "Const"}.values()

@@ -1,4 +1,4 @@
-"""Keras model builders, each in four kinds; and, for this release, the names of `tfp_bfl.weights`.
+"""Keras model builders, each in four kinds; and frozen networks that compute features of images and texts.
 
 A new model is one function of `architectures` and one entry in `MODELS`.
 """
@@ -6,15 +6,16 @@ A new model is one function of `architectures` and one entry in `MODELS`.
 from collections.abc import Callable
 
 from tfp_bfl import keras
-from tfp_bfl.models.architectures import conv_net, density, lenet, mlp, resnet20
+from tfp_bfl.models.architectures import conv_net, density, lenet, linear, mlp, resnet20
+from tfp_bfl.models.backbones import features
 from tfp_bfl.models.blocks import KINDS, PRECISIONS
-from tfp_bfl.models.conversion import deterministic, in_bfloat16, kind_of, mc_dropout, without_noise
+from tfp_bfl.models.conversion import deterministic, in_bfloat16, kind_of, mc_dropout
 from tfp_bfl.models.keras_3 import copy_to_keras_3, from_keras_3
 from tfp_bfl.models.model_fn import as_model_fn
-from tfp_bfl.weights.model_weights import check_keras_2
+from tfp_bfl.models.texts import text_features
 
 MODELS: dict[str, Callable[..., keras.Model]] = {
-    builder.__name__: builder for builder in (lenet, resnet20, mlp, conv_net)
+    builder.__name__: builder for builder in (lenet, resnet20, mlp, conv_net, linear)
 }
 
 __all__ = [
@@ -22,14 +23,14 @@ __all__ = [
     "MODELS",
     "PRECISIONS",
     "as_model_fn",
-    "check_keras_2",
     "copy_to_keras_3",
     "density",
     "deterministic",
+    "features",
     "from_keras_3",
     "in_bfloat16",
     "kind_of",
     "mc_dropout",
-    "without_noise",
+    "text_features",
     *MODELS,
 ]

@@ -56,6 +56,26 @@ def mlp(
     return blocks.keras.Model(inputs, logits, name=f"mlp_{kind}")
 
 
+def linear(
+    kind: str = "flipout",
+    input_shape: Sequence[int] = (30,),
+    num_classes: int = 2,
+    normalization: str = "none",
+    **options: Unpack[KindOptions],
+) -> keras.Model:
+    """Build one dense layer on the flattened input: logistic regression, or the head of a backbone.
+
+    Args:
+      others: as `tfp_bfl.models.mlp`, without hidden layers.
+
+    Example:
+      >>> model = bfl.models.linear("flipout", input_shape=(1280,), num_classes=10)
+      >>> model.output_shape, model.count_params()
+      ((None, 10), 25610)
+    """
+    return mlp(kind, input_shape, num_classes, normalization, hidden=(), **options)
+
+
 def lenet(
     kind: str = "flipout",
     input_shape: Sequence[int] = (28, 28, 1),

@@ -42,7 +42,7 @@ class Choices(NamedTuple):
             lookup(names, name.strip().partition(":")[0] if takes_arguments else name, self.what)
 
 
-MODELS = Choices("model", ("lenet", "resnet20", "mlp", "conv_net"))
+MODELS = Choices("model", ("lenet", "resnet20", "mlp", "conv_net", "linear"))
 KINDS = Choices("kind of model", ("deterministic", "mc_dropout", "flipout", "variational_dropout"))
 VARIATIONAL = Choices("kind with variational weights", ("flipout", "variational_dropout"))
 NORMALIZATIONS = Choices("normalization", ("batch", "group", "none"))

@@ -16,7 +16,7 @@ from tfp_bfl.errors import InvalidArgument, check_count, lookup
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import fold
 from tfp_bfl.federated.simulation import SimulationResult
-from tfp_bfl.models import without_noise
+from tfp_bfl.models.conversion import without_noise
 from tfp_bfl.weights import ModelWeights, Pruned, ServerMessage, predictive_model
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import build, datasets
+from tfp_bfl.app.one_run import backbone, build, datasets
 from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.one_run.records import MOST_SUMMARY_BYTES, config_with_code, in_columns, read_json
 from tfp_bfl.app.options import resolve
@@ -272,7 +272,9 @@ def write(folder: pathlib.Path, config: RunConfig, data: bfl.data.OwnData, state
         (folder / "config.yaml").write_text(config.record(), encoding="utf-8")
         state.save(folder / CLIENTS)
         # Who left has left the card too.
-        bfl.export.save(model, folder / "saved_model", info._replace(data={**(info.data or {}), "clients": names}))
+        info = info._replace(data={**(info.data or {}), "clients": names})
+        network = backbone.model_of(config, train.image_shape)
+        bfl.export.save(model, folder / "saved_model", info, backbone=network)
         (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return summary
 

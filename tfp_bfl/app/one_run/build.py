@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import datasets
+from tfp_bfl.app.one_run import backbone, datasets
 from tfp_bfl.app.one_run.records import num_samples
 from tfp_bfl.app.options import own_model
 from tfp_bfl.app.options.config import RunConfig, class_of, names_in
@@ -28,7 +28,7 @@ _PARTS = {
     **dict.fromkeys(("schedule", "learning_rate_decay", "silent_rounds"), "learning_rate"),
     "class_weight": "likelihood",
 }
-_PATHS = ("data_dir", "test_data")
+_PATHS = ("data_dir", "test_data", "backbone")
 _OF_ANY_MODEL = ("kind", "seed", "prior_stddev", "initial_stddev", "min_stddev", "dropout_rate")
 _OF_A_MODEL = ("model", "kind", "seed", "freeze", *OF_A_MODEL)
 
@@ -89,7 +89,7 @@ def check_models(configs: Iterable[tuple[str, RunConfig]]) -> None:
     built = set()
     for group, data in datasets.each(configs):
         first = group[0][1]
-        sample = data.train if data else bfl.data.peek(first.dataset, first.data_dir, first.image_size)
+        sample = data.train if data else datasets.peek(first)
         for where, config in group:
             coded = any(own_model.names_code(getattr(config, name)) for name in own_model.OPTIONS)
             names = config.recorded() if coded else _OF_A_MODEL
@@ -161,6 +161,7 @@ def export_info(
             "num_examples": train.num_examples,
             "sha256": train.sha256(),
             "metrics_on": "test",
+            **backbone.stated(config, train.image_shape),
             **({"columns": [list(column) for column in train.columns]} if train.columns else {}),
             **({"encoding": [x._asdict() for x in train.encoding]} if train.encoding else {}),
             **({"target": list(train.target)} if train.target else {}),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.one_run import backbone
 from tfp_bfl.app.options.config import RunConfig, names_in
 from tfp_bfl.app.options.given_data import GivenData, named, read_given, recorded
 from tfp_bfl.app.options.own_model import names_code
@@ -33,7 +34,14 @@ def is_own(config: RunConfig) -> bool:
 
 
 def load(config: RunConfig, given: GivenData | None = None) -> bfl.data.OwnData:
-    """Return the training and the test data of a configuration, and the clients that they name themselves."""
+    """Return the training and the test data of a configuration, and the clients that they name themselves.
+
+    With a backbone its features stand in the place of images.
+    """
+    return backbone.of_data(config, _load(config, given))
+
+
+def _load(config: RunConfig, given: GivenData | None) -> bfl.data.OwnData:
     size = parse_size(config.image_size)
     if given is not None and not recorded(config.dataset):
         raise InvalidArgument(f"The data of this run are {config.dataset}, which it reads: leave dataset out.")
@@ -60,6 +68,13 @@ def load(config: RunConfig, given: GivenData | None = None) -> bfl.data.OwnData:
     return bfl.data.OwnData(train, test, train.clients, train.client_names)
 
 
+def peek(config: RunConfig) -> bfl.data.Source:
+    """Return one example or more of a named dataset, of which only shapes and classes count."""
+    return backbone.of_source(
+        config, bfl.data.peek(config.dataset, config.data_dir, config.image_size), shape_alone=True
+    )
+
+
 def regresses(config: RunConfig) -> bool:
     """Return whether the labels of a configuration's data are numbers."""
     if is_own(config):
@@ -75,7 +90,7 @@ def _regresses(dataset: str, data_dir: str | None, size: str | None) -> bool:
 def key(config: RunConfig) -> tuple[Any, ...]:
     """Return all that says which data a run is of."""
     own = tuple(config.parameters.items()) if names_code(config.dataset) else ()
-    return (*(getattr(config, name) for name in ("dataset", "data_dir", "image_size", *OF_DATA)), *own)
+    return (*(getattr(config, name) for name in ("dataset", "data_dir", "image_size", "backbone", *OF_DATA)), *own)
 
 
 def each(

@@ -70,8 +70,11 @@ class Drifted(NamedTuple):
 
 
 def record(folder: pathlib.Path, clients: bfl.data.ClientData, train: bfl.data.Source) -> None:
-    """Write the histograms of all clients' examples, added, to a run's folder; of sequences there are none."""
-    if len(train.element_shape) not in (1, 3):
+    """Write the histograms of all clients' examples, added, to a run's folder.
+
+    There are none of sequences and of a backbone's features.
+    """
+    if len(train.element_shape) not in (1, 3) or train.image_shape:
         return
     names = [column.name for column in train.columns or ()]
     held = np.flatnonzero(clients.sizes).tolist()
@@ -111,6 +114,11 @@ def drift(
             raise InvalidArgument(
                 f"{name(run)} is a run with differential privacy, which records no {HISTOGRAMS}: counts of its "
                 "examples are not covered by epsilon."
+            )
+        if (folder / "config.yaml").is_file() and config_in(folder).backbone:
+            raise InvalidArgument(
+                f"{name(run)} is a run with a backbone, which records no {HISTOGRAMS}: look at the output unusual of "
+                "`tfp-bfl predict` instead."
             )
         raise InvalidArgument(
             f"{name(run)} has no {HISTOGRAMS}, with which new examples are compared: give the folder of a run that "

@@ -127,7 +127,7 @@ def prepare(
     engine = bfl.federated.check_engine(config.engine)
     if engine == "local":
         bfl.federated.share_cores(config.cohort_size or config.clients)
-    sample = user_data.train if user_data else bfl.data.peek(config.dataset, config.data_dir, config.image_size)
+    sample = user_data.train if user_data else datasets.peek(config)
     # Reading is TensorFlow's work, building is Python's: side by side they take the time of the longer one.
     with concurrent.futures.ThreadPoolExecutor() as pool:
         read = pool.submit(_read, config, user_data, keep)

@@ -13,7 +13,7 @@ import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import edges
-from tfp_bfl.app.one_run import build, client_scores
+from tfp_bfl.app.one_run import backbone, build, client_scores
 from tfp_bfl.app.one_run.client_scores import RowsByClient
 from tfp_bfl.app.one_run.job import Job
 from tfp_bfl.app.one_run.records import truth
@@ -68,6 +68,7 @@ def train(
 ) -> bfl.federated.SimulationResult:
     """Run the rounds of a job, over its clients as the engine takes them, None for as they are."""
     config, test = job.config, {"test data": f"{job.test.num_examples} examples ({job.test.sha256()[:8]})"}
+    test |= backbone.stated(config, job.train.image_shape)
     kept = config.checkpoint_every, config.keep_checkpoints, test
     return bfl.federated.simulate(
         job.trained,

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import client_scores, records
+from tfp_bfl.app.one_run import backbone, client_scores, records
 from tfp_bfl.app.one_run.after import CLIENTS
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import names_code
@@ -152,7 +152,9 @@ def write_results(
         shutil.rmtree(folder / half, ignore_errors=True)
     rows = "".join(json.dumps(row) + "\n" for row in result.rounds)
     (folder / "metrics.jsonl").write_text(rows, encoding="utf-8")
-    bfl.export.save(result.model, folder / "saved_model", info, unusual)
+    bfl.export.save(
+        result.model, folder / "saved_model", info, unusual, backbone.model_of(config, job.train.image_shape)
+    )
     if config.algorithm == "fl_swag" and not config.ensemble:
         settings = bfl.algorithms.swag.step.Product(None, config.diagonal_only, config.between_clients)
         bfl.algorithms.held.Held.of_stack(result.state.step, result.state.weights, settings).save(folder / CLIENTS)

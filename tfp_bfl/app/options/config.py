@@ -85,7 +85,12 @@ class RunConfig(NoTruthAsNumber):
         None, "File or folder with the test set of user-supplied data; a fifth of the data by default."
     )
     model: str = option(
-        "lenet", "Model, or FILE.py:FUNCTION, which is executed; mlp by default for tables.", names=choices.MODELS
+        "lenet",
+        "Model, or FILE.py:FUNCTION, which is executed; mlp by default for tables, linear with a backbone.",
+        names=choices.MODELS,
+    )
+    backbone: str | None = option(
+        None, "Frozen network for features of images: efficientnet_lite0, FILE.keras, a SavedModel, or keras:NAME:FILE."
     )
     kind: str | None = option(
         "flipout",
@@ -206,8 +211,8 @@ class RunConfig(NoTruthAsNumber):
     def _defaults_of_data(cls, values: dict[str, Any]) -> dict[str, Any]:
         if "partition" not in values and names_clients(values.get("dataset"), values.get("client_column")):
             values = {**values, "partition": "given"}
-        if "model" not in values and is_table(values.get("dataset")):
-            values = {**values, "model": "mlp"}
+        if "model" not in values and (values.get("backbone") or is_table(values.get("dataset"))):
+            values = {**values, "model": "linear" if values.get("backbone") else "mlp"}
         if names_code(values.get("model")):
             values = {"kind": None, **values}
         elif values.get("kind") is None:

@@ -50,7 +50,7 @@ OF_ONE_PLACE = (
         "unseen_clients",
     ),
     *("engine", "tensorboard", "output", "average_rounds", "ensemble", "class_weight", "popularity", "dropout"),
-    "evaluation_examples",
+    *("evaluation_examples", "backbone"),
 )
 # Options of files, and what serves in their place for data in memory.
 _LEAVE_OUT = "leave columns out of the data that you give"

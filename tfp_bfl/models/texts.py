@@ -1,0 +1,89 @@
+"""Features of texts: means of static token vectors, from a package that is not imported."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tfp_bfl.errors import InvalidArgument, MissingDependency, lookup, shown
+from tfp_bfl.files import name as name_of
+from tfp_bfl.files import read_regular
+from tfp_bfl.files.packages import file_of_package
+
+TextFeatures = Callable[[Sequence[str]], np.ndarray]
+_MOST_BYTES = 2**26
+# Files of the package, and the SHA-256 sums that they must have.
+_VECTORS = (
+    "weights/l2_supercat_256.safetensors",
+    "64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5",
+)
+_TOKENIZER = (
+    "tokenizers/l2_supercat_tokenizer_config.json",
+    "93248f2a9ec36c7b35f700a033d5f36228aae48db61aee31007fa49062cdeb68",
+)
+
+
+def text_features(backbone: str = "wordllama") -> TextFeatures:
+    """Build a function that computes features of texts.
+
+        features = bfl.models.text_features("wordllama")
+        features(["Chest pain for two days.", "Cough."])          # float32 [2, 256]
+
+        f(text) = (1 / T) sum_t v(token_t)                        of the T tokens; 0 for a text without any
+
+    "wordllama" has a vector of 256 numbers for each of 32,000 tokens, and needs the packages wordllama, of which two
+    files are read, and tokenizers: `pip install --no-deps wordllama tokenizers`. No network runs, and the order of the
+    words does not matter.
+
+    Raises:
+      MissingDependency: one of the packages is not installed.
+      InvalidArgument: there is no such backbone, or its files are not those that it must have.
+
+    Source: WordLlama 0.4 (MIT): token embeddings of language models, reduced to 256 dimensions.
+    """
+    return lookup({"wordllama": _wordllama}, backbone, "backbone of texts")()
+
+
+def _wordllama() -> TextFeatures:
+    vectors = _parsed(_read(*_VECTORS))
+    try:
+        import tokenizers
+    except ImportError:
+        raise MissingDependency(
+            "The backbone wordllama needs the package tokenizers, which is not installed: pip install tokenizers"
+        ) from None
+    tokenizer = tokenizers.Tokenizer.from_str(_read(*_TOKENIZER).decode("utf-8"))
+
+    def features(texts: Sequence[str]) -> np.ndarray:
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise InvalidArgument(f"texts is {shown(texts)}, but must be a list of texts.")
+        encoded = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        found = np.zeros((len(encoded), vectors.shape[1]), np.float32)
+        for row, tokens in zip(found, encoded):
+            if tokens.ids:
+                row[:] = vectors[tokens.ids].mean(0, dtype=np.float32)
+        return found
+
+    return features
+
+
+def _read(file: str, sha256: str) -> bytes:
+    path = file_of_package("wordllama", file, "The backbone wordllama", "--no-deps ")
+    content = read_regular(path, "file of the backbone", _MOST_BYTES)
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise InvalidArgument(
+            f"The file of the backbone {name_of(path)} has another SHA-256 sum than {sha256[:16]}...: "
+            "pip install --no-deps wordllama==0.4.0.post1"
+        )
+    return content
+
+
+def _parsed(content: bytes) -> np.ndarray:
+    """Return the one array of a safetensors file: the length of its header, the header as JSON, the numbers."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    entry = json.loads(content[8:start])["embedding.weight"]
+    first, last = entry["data_offsets"]
+    return np.frombuffer(content[start + first : start + last], "<f2").reshape(entry["shape"]).astype(np.float32)
