@@ -94,6 +94,12 @@ def write_files(page):
     write_table("new_patients.csv", features)
     named = {"diagnosis": np.resize(["benign", "malignant"], 90), "hospital": np.resize(["a", "b", "c"], 90)}
     write_table("patients.csv", {"patient_id": [f"P{i:04}" for i in rows], **features, **named})
+    county, basement = np.resize(["x", "y", "z"], 90), rows % 2
+    radon = {"county": county, "basement": basement, "uranium": features["radius"], "log.radon": features["area"]}
+    write_table("radon.csv", radon)
+    drug, weeks = np.resize(["6-MP", "placebo"], 90), 1 + rows % 23
+    trial = {"hospital": county, "drug": drug, "weeks": weeks, "relapse": rng.integers(0, 2, 90)}
+    write_table("leukaemia.csv", trial)
     heart = (ROOT / "tfp_bfl/data/heart_disease/heart_disease.csv").read_text().splitlines()
     pathlib.Path("heart.csv").write_text("\n".join(heart))
     pathlib.Path("new.csv").write_text("\n".join(line.split(",", 1)[1].rsplit(",", 1)[0] for line in heart[:4]))
@@ -106,10 +112,11 @@ def write_files(page):
     np.savez("more.npz", features=images[:3])
     for i, image in enumerate(images):
         clients = (("north", "south")[i % 2], ("odd", "even")[i // 2 % 2]) if page == "own_data.md" else ()
-        paths = [
-            pathlib.Path("scans", *clients, f"{i}.png"),
-            *([pathlib.Path("scan.png"), pathlib.Path("photos", "0.png")] if i == 0 else []),
-        ]
+        paths = [pathlib.Path("scans", *clients, f"{i}.png"), *[pathlib.Path("scan.png")] * (i == 0)]
+        if page == "backbones.md":
+            paths.append(pathlib.Path("photos", f"site {i % 2}", ("frog", "ship")[i // 2 % 2], f"{i}.png"))
+        elif i == 0:
+            paths.append(pathlib.Path("photos", "0.png"))
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
             tf.io.write_file(str(path), tf.io.encode_png(image))
