@@ -6,7 +6,7 @@ A new model is one function of `architectures` and one entry in `MODELS`.
 from collections.abc import Callable
 
 from tfp_bfl import keras
-from tfp_bfl.models.architectures import conv_net, density, lenet, mlp, resnet20
+from tfp_bfl.models.architectures import conv_net, density, lenet, linear, mlp, resnet20
 from tfp_bfl.models.blocks import KINDS, PRECISIONS
 from tfp_bfl.models.conversion import deterministic, in_bfloat16, kind_of, mc_dropout, without_noise
 from tfp_bfl.models.keras_3 import copy_to_keras_3, from_keras_3
@@ -14,7 +14,7 @@ from tfp_bfl.models.model_fn import as_model_fn
 from tfp_bfl.weights.model_weights import check_keras_2
 
 MODELS: dict[str, Callable[..., keras.Model]] = {
-    builder.__name__: builder for builder in (lenet, resnet20, mlp, conv_net)
+    builder.__name__: builder for builder in (lenet, resnet20, mlp, conv_net, linear)
 }
 
 __all__ = [

@@ -56,6 +56,22 @@ def mlp(
     return blocks.keras.Model(inputs, logits, name=f"mlp_{kind}")
 
 
+def linear(
+    kind: str = "deterministic",
+    input_shape: Sequence[int] = (30,),
+    num_classes: int = 2,
+    normalization: str = "none",
+    **options: Unpack[KindOptions],
+) -> keras.Model:
+    """Build one dense layer on the flattened input, for features of a frozen network.
+
+    Args:
+      normalization: "none", as there is no convolution.
+      others: as `tfp_bfl.models.lenet`.
+    """
+    return mlp(kind, input_shape, num_classes, normalization, (), **options)
+
+
 def lenet(
     kind: str = "flipout",
     input_shape: Sequence[int] = (28, 28, 1),

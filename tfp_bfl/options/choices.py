@@ -42,7 +42,7 @@ class Choices(NamedTuple):
             lookup(names, name.strip().partition(":")[0] if takes_arguments else name, self.what)
 
 
-MODELS = Choices("model", ("lenet", "resnet20", "mlp", "conv_net"))
+MODELS = Choices("model", ("lenet", "resnet20", "mlp", "conv_net", "linear"))
 KINDS = Choices("kind of model", ("deterministic", "mc_dropout", "flipout", "variational_dropout"))
 VARIATIONAL = Choices("kind with variational weights", ("flipout", "variational_dropout"))
 NORMALIZATIONS = Choices("normalization", ("batch", "group", "none"))
@@ -63,6 +63,7 @@ RULES = Choices(
 ONE_SHOT = Choices("rule for one round", ("weighted_sum", "conflation", "weighted_conflation"))
 ROBUST = Choices("robust aggregator", ("clip:MAX_NORM", "trimmed:SHARE", "median", "centered_clip"))
 STRUCTURES = Choices("structure", ("last_layer", "diagonal"))
+HEADS = Choices("head", ("gaussian", "ridge", "softmax"))
 STARTS = Choices("start", ("mean", "clients"))
 KERNELS = Choices("kernel", ("epanechnikov", "gaussian"))
 BANDWIDTHS = Choices("bandwidth", ("silverman", "silverman_wide", "scott", "plug_in", "cross_validated", "adaptive"))
