@@ -281,6 +281,7 @@ POSTERIORS = {
         "the exact posterior of the last layer of a run (--start), from sums of its clients",
         (AtWeights, LinearLayer),
     ),
+    "head": _of_start("head", "an exact head on the features of a run (--start), from sums of its clients", (Heads,)),
 }
 
 

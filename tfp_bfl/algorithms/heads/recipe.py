@@ -42,7 +42,7 @@ def head(
         momentum, and Laplace's approximation with a shared curvature (`heads.softmax`).
       prior_stddev: t of the prior of the weights, of "softmax" on standardised features; None for the maximum of the
         marginal likelihood.
-      softmax_temperature: by which logits are divided; None for that of the held-back rows.
+      softmax_temperature: by which logits are divided; None for that of the held-back rows, under a prior at 1.
       secure_sums: as of `compose`.
       **options: of `compose` and of `heads.sums.head_sums`.
 

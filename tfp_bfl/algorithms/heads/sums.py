@@ -110,7 +110,7 @@ def head_sums(
                 batch = x, examples.labels[rows], held[rows]
                 return i + batch_size, _added(sums, *batch, sent, tf.equal(message.round, 0), gradients)
 
-            start = tf.constant(0), _empty(*sent.weights.shape, gradients)
+            start = tf.constant(0), _empty(sent.weights.shape[0], sent.weights.shape[1], gradients)
             sums = tf.while_loop(lambda i, _: i < num_rows, add, start, parallel_iterations=1)[1]
             number = tf.cast(num_rows, tf.float64)
             client = tf.reduce_max(tf.concat([[-1], examples.client], 0))
