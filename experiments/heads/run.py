@@ -110,7 +110,7 @@ def fitted_scores(val: np.ndarray, test: np.ndarray, other: np.ndarray, data: Da
 
 @click.command()
 @click.argument("features", type=click.Path(exists=True, path_type=pathlib.Path))
-@click.option("--only", default="", help="What a cell's name must hold.")
+@click.option("--only", default="", help="Part of the names of the cells to run.")
 def main(features: pathlib.Path, only: str) -> None:
     """Run the cells that have no record, and print all."""
     arrays = np.load(features)

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tfp_bfl import algorithms
 from tfp_bfl.algorithms.heads import softmax
-from tfp_bfl.algorithms.heads.gaussian import NUM_DRAWS
+from tfp_bfl.algorithms.heads.classes import NUM_DRAWS
 from tfp_bfl.algorithms.heads.posterior import HeadSettings, fit, fit_softmax, sent
 from tfp_bfl.algorithms.heads.step import HeadState, Search
 from tfp_bfl.algorithms.heads.sums import HeadMessage, head_sums

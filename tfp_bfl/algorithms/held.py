@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.algorithms.factors.factor import ClientFactor, Factor, Factors
-from tfp_bfl.algorithms.heads.pool import ClientFeatures, Heads
+from tfp_bfl.algorithms.heads.kept import ClientFeatures, Heads
 from tfp_bfl.algorithms.laplace.pool import Curvatures
 from tfp_bfl.algorithms.laplace.posterior import Head
 from tfp_bfl.algorithms.rows import by_client

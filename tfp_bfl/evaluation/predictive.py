@@ -18,8 +18,9 @@ from tfp_bfl.evaluation.classification import auroc, expected_calibration_error,
 from tfp_bfl.evaluation.decomposition import decompose_entropy, summarise
 from tfp_bfl.evaluation.metrics import accuracy, brier_score, macro_precision, macro_recall, negative_log_likelihood
 from tfp_bfl.layers import MCDropout, as_floats, sampling
-from tfp_bfl.models import check_keras_2, in_bfloat16
+from tfp_bfl.models import in_bfloat16
 from tfp_bfl.weights import MemberSampling, WeightSampling, layout, num_members, weight_sampling
+from tfp_bfl.weights.model_weights import check_keras_2
 
 PRECISIONS = {
     "float32": "the model as it was built",

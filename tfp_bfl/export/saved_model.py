@@ -21,7 +21,7 @@ from tfp_bfl.export.info import Info
 from tfp_bfl.export.paths import find, new_folder
 from tfp_bfl.export.signatures import make_functions, make_signatures
 from tfp_bfl.files.writing import begun, space
-from tfp_bfl.models import check_keras_2
+from tfp_bfl.weights.model_weights import check_keras_2
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from tfp_bfl.models.blocks import KINDS, PRECISIONS
 from tfp_bfl.models.conversion import deterministic, in_bfloat16, kind_of, mc_dropout, without_noise
 from tfp_bfl.models.keras_3 import copy_to_keras_3, from_keras_3
 from tfp_bfl.models.model_fn import as_model_fn
-from tfp_bfl.weights.model_weights import check_keras_2
 
 MODELS: dict[str, Callable[..., keras.Model]] = {
     builder.__name__: builder for builder in (lenet, resnet20, mlp, conv_net, linear)
@@ -22,7 +21,6 @@ __all__ = [
     "MODELS",
     "PRECISIONS",
     "as_model_fn",
-    "check_keras_2",
     "copy_to_keras_3",
     "density",
     "deterministic",

@@ -42,7 +42,7 @@ from tfp_bfl.options.server_groups import (
     Distillation,
     ErrorMemory,
     GlobalOptimizer,
-    Heads,
+    HeadFit,
     LinearLayer,
     Precision,
     PrivateClients,
@@ -160,7 +160,7 @@ _METHODS = (
     Method(
         "head",
         "the exact head on frozen features, in closed form or by softmax, from sums of the clients",
-        (Heads,),
+        (HeadFit,),
         requires=_only(POINT, CLASSES),
         defaults={"kind": "deterministic", "rounds": 2},
         steps=lambda config, num_examples: 1,
@@ -281,7 +281,7 @@ POSTERIORS = {
         "the exact posterior of the last layer of a run (--start), from sums of its clients",
         (AtWeights, LinearLayer),
     ),
-    "head": _of_start("head", "an exact head on the features of a run (--start), from sums of its clients", (Heads,)),
+    "head": _of_start("head", "an exact head on the features of a run (--start), from sums of its clients", (HeadFit,)),
 }
 
 

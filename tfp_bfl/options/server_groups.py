@@ -259,7 +259,7 @@ class WeightPrior(Group):
     )
 
 
-class Heads(Group):
+class HeadFit(Group):
     """An exact head on the features of a frozen network."""
 
     head: str = option(

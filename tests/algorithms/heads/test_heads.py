@@ -10,8 +10,8 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
 from tfp_bfl import algorithms, federated, models
-from tfp_bfl.algorithms.heads import gaussian, posterior, ridge, softmax
-from tfp_bfl.algorithms.heads.sums import TEMPERATURES, FeatureSums, symmetric, upper
+from tfp_bfl.algorithms.heads import classes, posterior, ridge, softmax
+from tfp_bfl.algorithms.heads.sums import TEMPERATURES, ClassSums, symmetric, upper
 from tfp_bfl.data import Clients, Source, label_skew
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import marginals, sample
@@ -27,7 +27,7 @@ HEADS = ("gaussian", "ridge", "softmax")
 
 def sums_of(x, y, classes=CLASSES):
     onehot = np.eye(classes)[y]
-    return FeatureSums(*map(tf.constant, (onehot.sum(0), onehot.T @ x, (x.T @ x)[np.triu_indices(x.shape[1])])))
+    return ClassSums(*map(tf.constant, (onehot.sum(0), onehot.T @ x, (x.T @ x)[np.triu_indices(x.shape[1])])))
 
 
 def run(head, clients, rounds=2, **options):
@@ -65,8 +65,8 @@ def test_sums_of_whole_numbers_which_masks_hide_have_the_same_head(head):
 
 def test_the_sums_of_the_others_are_those_without_a_client_that_left():
     parts = [sums_of(FEATURES[rows], LABELS[rows]) for rows in (slice(0, 50), slice(50, 90), slice(90, 120))]
-    total = functools.reduce(lambda a, b: FeatureSums(*map(tf.add, a, b)), parts)
-    left = FeatureSums(*map(tf.subtract, total, parts[1]))
+    total = functools.reduce(lambda a, b: ClassSums(*map(tf.add, a, b)), parts)
+    left = ClassSums(*map(tf.subtract, total, parts[1]))
     kept = np.r_[0:50, 90:120]
     for head in ("gaussian", "ridge"):
         found, wanted = (
@@ -114,8 +114,8 @@ def test_ridge_has_the_marginal_likelihood_of_its_labels_and_its_covariance():
 
 
 def test_gaussian_predicts_by_the_t_distribution_of_scipy():
-    fit = gaussian.fit_gaussian(sums_of(FEATURES, LABELS))
-    found, (degrees, factor) = gaussian.log_predictive(fit, FEATURES[:9]), (float(fit.degrees), np.asarray(fit.factor))
+    fit = classes.fit_gaussian(sums_of(FEATURES, LABELS))
+    found, (degrees, factor) = classes.log_predictive(fit, FEATURES[:9]), (float(fit.degrees), np.asarray(fit.factor))
     for c in range(CLASSES):
         df, kappa = degrees - SIZE + 1, float(fit.kappas[c])
         shape = factor @ factor.T * (kappa + 1) / (kappa * df)
@@ -124,31 +124,31 @@ def test_gaussian_predicts_by_the_t_distribution_of_scipy():
 
 
 def test_gaussian_has_the_marginal_likelihood_of_one_prediction_after_another():
-    prior = gaussian.Prior(FEATURES.mean(0), 0.7, 9.0, 2.5)
+    prior = classes.ClassPrior(FEATURES.mean(0), 0.7, 9.0, 2.5)
     x, y = FEATURES[:30], LABELS[:30]
     total = 0.0
     for i in range(30):
-        fit = gaussian.fit_gaussian(sums_of(x[:i], y[:i]), prior)
-        total += float((gaussian.log_predictive(fit, x[i : i + 1]) - fit.log_priors)[0, y[i]])
-    np.testing.assert_allclose(gaussian.fit_gaussian(sums_of(x, y), prior).log_marginal_likelihood, total, rtol=1e-10)
+        fit = classes.fit_gaussian(sums_of(x[:i], y[:i]), prior)
+        total += float((classes.log_predictive(fit, x[i : i + 1]) - fit.log_priors)[0, y[i]])
+    np.testing.assert_allclose(classes.fit_gaussian(sums_of(x, y), prior).log_marginal_likelihood, total, rtol=1e-10)
 
 
 def test_gaussian_is_linear_discriminant_analysis_of_many_examples():
     y = np.tile(np.arange(CLASSES), 3000)
     x = RNG.normal(size=(9000, SIZE)) @ RNG.normal(size=(SIZE, SIZE)) + np.eye(CLASSES, SIZE)[y]
-    fit = gaussian.fit_gaussian(sums_of(x, y))
+    fit = classes.fit_gaussian(sums_of(x, y))
     wanted = LinearDiscriminantAnalysis(solver="lsqr").fit(x, y).predict_proba(x[:50])
-    for logits in (gaussian.log_predictive(fit, x[:50]), np.c_[x[:50], np.ones(50)] @ gaussian.plug_in(fit)):
+    for logits in (classes.log_predictive(fit, x[:50]), np.c_[x[:50], np.ones(50)] @ classes.plug_in(fit)):
         np.testing.assert_allclose(tf.nn.softmax(logits), wanted, atol=0.01)
 
 
 def test_draws_of_gaussian_classes_have_their_means():
     """Error rate: 15 means, each beyond 5 standard errors with probability 6e-7."""
-    fit = gaussian.fit_gaussian(sums_of(FEATURES, LABELS))
-    kernel, bias = gaussian.draws(fit, tf.constant([3, 4]), 2000).values
+    fit = classes.fit_gaussian(sums_of(FEATURES, LABELS))
+    kernel, bias = classes.draws(fit, tf.constant([3, 4]), 2000).values
     drawn = np.concatenate([kernel, bias[:, np.newaxis]], 1)
     error = drawn.std(0) / np.sqrt(2000)
-    assert np.all(np.abs(drawn.mean(0) - gaussian.plug_in(fit)) < 5 * error)
+    assert np.all(np.abs(drawn.mean(0) - classes.plug_in(fit)) < 5 * error)
     precision = float(fit.degrees) * np.linalg.inv(fit.factor @ tf.transpose(fit.factor))
     variance = np.diag(precision) / np.asarray(fit.kappas)[:, np.newaxis]  # Of Sigma^-1 mu around Sigma^-1 mean.
     assert np.all(0.8 * variance < kernel.numpy().var(0).T)
@@ -227,7 +227,7 @@ def test_constant_columns_clients_of_one_row_and_a_class_that_nobody_has(head):
     logits = found.model(features[:20]).numpy()
     assert np.all(np.isfinite(logits)) and not np.any(logits.argmax(1) == 2)
     if head == "gaussian":
-        fit = gaussian.fit_gaussian(found.state.step.features)
+        fit = classes.fit_gaussian(found.state.step.features)
         number = float(tf.reduce_sum(found.state.step.features.counts))
         np.testing.assert_allclose(fit.log_priors[2], -np.log(number + 3))
     assert process.predictive_weights(found.state).posterior
@@ -262,12 +262,12 @@ def test_posterior_is_calibrated_under_its_prior(head):
     for k in range(300):
         rng = np.random.default_rng(k)
         if head == "gaussian":
-            prior = gaussian.Prior(np.zeros(2), 0.5, 6.0, 2.0)
+            prior = classes.ClassPrior(np.zeros(2), 0.5, 6.0, 2.0)
             sigma = stats.invwishart(6, 2 * np.eye(2)).rvs(random_state=rng)
             means = rng.multivariate_normal(np.zeros(2), sigma / 0.5, size=2)
             y = np.arange(12) % 2
             x = means[y] + rng.multivariate_normal(np.zeros(2), sigma, size=12)
-            kernel = gaussian.draws(gaussian.fit_gaussian(sums_of(x, y, 2), prior), tf.constant([k, 1]), 19).values[0]
+            kernel = classes.draws(classes.fit_gaussian(sums_of(x, y, 2), prior), tf.constant([k, 1]), 19).values[0]
             truth = np.linalg.solve(sigma, means.T)
         else:
             x, t = rng.normal(size=(12, 2)), 0.8

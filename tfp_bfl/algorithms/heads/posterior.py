@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl import posterior
-from tfp_bfl.algorithms.heads import gaussian, ridge, softmax
-from tfp_bfl.algorithms.heads.sums import NUM_SENT, TEMPERATURES, FeatureSums
+from tfp_bfl.algorithms.heads import classes, ridge, softmax
+from tfp_bfl.algorithms.heads.sums import NUM_SENT, TEMPERATURES, ClassSums
 from tfp_bfl.posterior import Samples
 from tfp_bfl.posterior.kronecker import Kronecker
 
@@ -47,7 +47,7 @@ class Fitted(NamedTuple):
     found: dict[str, Any]
 
 
-def fit(sums: FeatureSums, settings: HeadSettings, num_draws: int = NUM_SENT) -> Fitted:
+def fit(sums: ClassSums, settings: HeadSettings, num_draws: int = NUM_SENT) -> Fitted:
     """Compute "gaussian" or "ridge" from the sums over all examples.
 
     Logits of "ridge" are f / s^2: log p(c | x) up to a constant if one-hot labels are N(f, s^2 I).
@@ -56,11 +56,11 @@ def fit(sums: FeatureSums, settings: HeadSettings, num_draws: int = NUM_SENT) ->
       num_draws: of "gaussian", of which the posterior is `Samples`.
     """
     if settings.head == "gaussian":
-        of_classes = gaussian.fit_gaussian(sums)
+        of_classes = classes.fit_gaussian(sums)
         number = max(NUM_SENT, min(num_draws, _MOST_SAMPLED // of_classes.means.shape.num_elements()))
         found = dict(zip(("kappa0", "nu0", "prior_scale"), tf.unstack(of_classes.hyperparameters)))
         found["log_marginal_likelihood"] = of_classes.log_marginal_likelihood
-        return Fitted(gaussian.plug_in(of_classes), gaussian.draws(of_classes, tf.constant([0, 0]), number), found)
+        return Fitted(classes.plug_in(of_classes), classes.draws(of_classes, tf.constant([0, 0]), number), found)
     of_ridge = ridge.fit_ridge(sums, settings.stddev)
     rows, stddev = ridge.row_factors(of_ridge)
     mean = of_ridge.mean / of_ridge.noise

@@ -10,7 +10,7 @@ from tfp_bfl.algorithms.heads.posterior import HEADS, HeadSettings
 from tfp_bfl.algorithms.heads.step import head as head_step
 from tfp_bfl.algorithms.heads.sums import head_sums, summed
 from tfp_bfl.algorithms.laplace.work import last_dense, network_of
-from tfp_bfl.algorithms.options import FrozenOptions
+from tfp_bfl.algorithms.options import HeadOptions
 from tfp_bfl.errors import InvalidArgument, check_numbers, lookup
 
 MOST_FEATURES, MOST_CLASSES = 4096, 1000
@@ -24,7 +24,7 @@ def head(
     prior_stddev: float | None = None,
     softmax_temperature: float | None = None,
     secure_sums: float | None = None,
-    **options: Unpack[FrozenOptions],
+    **options: Unpack[HeadOptions],
 ) -> federated.BayesianProcess:
     """Build an exact head on the features of a frozen network, from sums that clients send once.
 
@@ -37,7 +37,7 @@ def head(
     Args:
       model_fn: of a model that ends with a dense layer; the layers below are frozen.
       head: "gaussian": classes are Gaussians with a shared covariance and a normal-inverse-Wishart prior
-        (`heads.gaussian`). "ridge": Bayesian ridge regression on one-hot labels, with a matrix-normal posterior
+        (`heads.classes`). "ridge": Bayesian ridge regression on one-hot labels, with a matrix-normal posterior
         (`heads.ridge`). "softmax": the mode of softmax regression by steps of Boehning's bound with Nesterov's
         momentum, and Laplace's approximation with a shared curvature (`heads.softmax`).
       prior_stddev: t of the prior of the weights, of "softmax" on standardised features; None for the maximum of the

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.algorithms.heads.sums import FeatureSums, eigh, symmetric
+from tfp_bfl.algorithms.heads.sums import ClassSums, eigh, symmetric
 
 _GRIDS, _POINTS = 5, 65
 
@@ -34,12 +34,12 @@ class Ridge(NamedTuple):
     log_marginal_likelihood: Any
 
 
-def fit_ridge(sums: FeatureSums, prior_stddev: float | None = None) -> Ridge:
+def fit_ridge(sums: ClassSums, stddev: float | None = None) -> Ridge:
     """Compute the posterior of ridge regression from the sums over all examples.
 
     W = (X^T X + s^2 / t^2)^-1 X^T Y,   Cov(vec W) = s^2 (X^T X + s^2 / t^2)^-1 (x) I_C
 
-    with X and Y centred: the intercept has a flat prior. Without `prior_stddev`, t and s maximise the marginal
+    with X and Y centred: the intercept has a flat prior. Without `stddev` = t, t and s maximise the marginal
     likelihood of the labels; with it, s does. `penalty` = 0 is the limit of a wide prior.
 
     Source: Bishop 2006, section 3.5; MacKay 1992.
@@ -58,8 +58,8 @@ def fit_ridge(sums: FeatureSums, prior_stddev: float | None = None) -> Ridge:
         penalty = tf.exp(log_penalty)[:, tf.newaxis]
         left = squares - tf.reduce_sum(tf.reduce_sum(tf.square(along), 1) / (values + penalty), 1)
         noise = tf.maximum(left, 1e-9 * squares + 1e-300) / free
-        if prior_stddev is not None:
-            noise = penalty[:, 0] * prior_stddev**2
+        if stddev is not None:
+            noise = penalty[:, 0] * stddev**2
         shrunk = classes * tf.reduce_sum(tf.math.log(penalty / (values + penalty)), 1)
         return (shrunk - free * tf.math.log(2 * 3.141592653589793 * noise) - left / noise) / 2, noise
 

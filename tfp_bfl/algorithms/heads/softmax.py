@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.algorithms.heads.sums import FeatureSums, eigh, symmetric
+from tfp_bfl.algorithms.heads.sums import ClassSums, eigh, symmetric
 
 
 class Basis(NamedTuple):
@@ -22,7 +22,7 @@ class Basis(NamedTuple):
     values: Any
 
 
-def basis_of(sums: FeatureSums) -> Basis:
+def basis_of(sums: ClassSums) -> Basis:
     """Compute the basis from the sums over all examples. Constant features keep their scale."""
     size, number = sums.totals.shape[1], tf.reduce_sum(sums.counts)
     centre = tf.reduce_sum(sums.totals, 0) / number

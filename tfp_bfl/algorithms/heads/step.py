@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.algorithms.heads import softmax
-from tfp_bfl.algorithms.heads.gaussian import NUM_DRAWS
+from tfp_bfl.algorithms.heads.classes import NUM_DRAWS
 from tfp_bfl.algorithms.heads.posterior import (
     Fitted,
     HeadSettings,
@@ -21,7 +21,7 @@ from tfp_bfl.algorithms.heads.posterior import (
 from tfp_bfl.algorithms.heads.sums import (
     HEAD_SUMS,
     TEMPERATURES,
-    FeatureSums,
+    ClassSums,
     HeadMessage,
     HeadSums,
     first_message,
@@ -71,7 +71,7 @@ class HeadState(NamedTuple):
     """
 
     rounds: Any
-    features: FeatureSums
+    features: ClassSums
     losses: Any
     message: HeadMessage
     search: Any = ()
@@ -90,44 +90,22 @@ def head(settings: HeadSettings, scale: float = 1.0) -> ServerStep[HeadSums]:
         message = first_message(weights)
         width, classes = message.weights.shape
         zeros = lambda *shape: tf.zeros(shape, tf.float64)
-        features = FeatureSums(zeros(classes), zeros(classes, width - 1), zeros(width * (width - 1) // 2))
+        features = ClassSums(zeros(classes), zeros(classes, width - 1), zeros(width * (width - 1) // 2))
         state = HeadState(tf.constant(0), features, zeros(len(TEMPERATURES) + 1), message)
         if not iterates:
             return state
         basis, v, one = softmax.Basis(zeros(width, width), zeros(width)), zeros(width, classes), tf.ones([], tf.float64)
         return state._replace(search=Search(basis, v, v, one, one, zeros(classes, classes), zeros()))
 
-    def begin(state: HeadState, new: HeadSums, seed: tf.Tensor) -> HeadState:
-        """Return the state with the sums of the first round: the head itself, or the basis of softmax at weights 0."""
-        state = state._replace(features=new.features)
-        if not iterates:
-            return state._replace(message=_message_of(fit(new.features, settings), seed))
-        precision = _FIRST_PRECISION * tf.reduce_sum(new.features.counts)
-        if settings.stddev is not None:
-            precision = tf.constant(settings.stddev**-2.0, tf.float64)
-        search = state.search._replace(basis=softmax.basis_of(new.features), precision=precision)
-        return state._replace(search=search, message=HeadMessage(*map(tf.zeros_like, state.message)))
-
-    def go_on(state: HeadState, new: HeadSums, seed: tf.Tensor) -> HeadState:
-        """Return the state after a step of softmax; of other heads only the losses are new."""
-        state = state._replace(losses=new.losses)
-        if not iterates:
-            return state
-        search = state.search
-        if settings.stddev is None:
-            _, curvatures = softmax.shared_curvature(search.basis, new.fisher)
-            precision = softmax.fitted_precision(curvatures, tf.reduce_sum(tf.square(search.ahead)))
-            search = search._replace(precision=tf.where(state.rounds > _STEPS_WITH_FIRST, precision, search.precision))
-        search = _stepped(search, new)
-        found = fit_softmax(search.basis, search.mode, search.fisher, search.precision)
-        message = HeadMessage(search.basis.vectors @ search.ahead, sent(found.posterior, seed))
-        return state._replace(search=search, message=message)
-
     def advance(
         state: HeadState, weights: ModelWeights, pooled: HeadSums, seed: tf.Tensor
     ) -> tuple[HeadState, ModelWeights]:
         new = tf.nest.map_structure(lambda x: scale * x, pooled)
-        state = tf.cond(tf.equal(state.rounds, 0), lambda: begin(state, new, seed), lambda: go_on(state, new, seed))
+        state = tf.cond(
+            tf.equal(state.rounds, 0),
+            lambda: _begun(settings, state, new, seed),
+            lambda: _advanced(settings, state, new, seed),
+        )
         mean = state.search.basis.vectors @ state.search.mode if iterates else state.message.weights
         mean = tf.cast(mean, tf.float32)
         state = state._replace(rounds=state.rounds + 1)
@@ -160,6 +138,34 @@ def head(settings: HeadSettings, scale: float = 1.0) -> ServerStep[HeadSums]:
         name=f"{settings.head} head",
         needs=Needs(notice=notice),
     )
+
+
+def _begun(settings: HeadSettings, state: HeadState, new: HeadSums, seed: tf.Tensor) -> HeadState:
+    """Return the state with the sums of the first round: the head itself, or the basis of softmax at weights 0."""
+    state = state._replace(features=new.features)
+    if settings.head != "softmax":
+        return state._replace(message=_message_of(fit(new.features, settings), seed))
+    precision = _FIRST_PRECISION * tf.reduce_sum(new.features.counts)
+    if settings.stddev is not None:
+        precision = tf.constant(settings.stddev**-2.0, tf.float64)
+    search = state.search._replace(basis=softmax.basis_of(new.features), precision=precision)
+    return state._replace(search=search, message=HeadMessage(*map(tf.zeros_like, state.message)))
+
+
+def _advanced(settings: HeadSettings, state: HeadState, new: HeadSums, seed: tf.Tensor) -> HeadState:
+    """Return the state after a step of softmax; of other heads only the losses are new."""
+    state = state._replace(losses=new.losses)
+    if settings.head != "softmax":
+        return state
+    search = state.search
+    if settings.stddev is None:
+        _, curvatures = softmax.shared_curvature(search.basis, new.fisher)
+        precision = softmax.fitted_precision(curvatures, tf.reduce_sum(tf.square(search.ahead)))
+        search = search._replace(precision=tf.where(state.rounds > _STEPS_WITH_FIRST, precision, search.precision))
+    search = _stepped(search, new)
+    found = fit_softmax(search.basis, search.mode, search.fisher, search.precision)
+    message = HeadMessage(search.basis.vectors @ search.ahead, sent(found.posterior, seed))
+    return state._replace(search=search, message=message)
 
 
 def _stepped(search: Search, new: HeadSums) -> Search:

@@ -26,7 +26,7 @@ _AT_ONE = len(TEMPERATURES) // 2
 NUM_SENT = 16
 
 
-class FeatureSums(NamedTuple):
+class ClassSums(NamedTuple):
     """Sums over the examples of one client, or of several, in float64.
 
     Fields:
@@ -54,7 +54,7 @@ class HeadSums(NamedTuple):
 
     client: Any
     num_examples: Any
-    features: FeatureSums
+    features: ClassSums
     gradient: Any
     fisher: Any
     losses: Any
@@ -127,7 +127,7 @@ def head_sums(
 def _empty(width: int, num_classes: int, gradients: bool) -> HeadSums:
     """Return sums over no examples, for weights [F + 1, C]."""
     zeros = lambda *shape: tf.zeros(shape, tf.float64)
-    features = FeatureSums(zeros(num_classes), zeros(num_classes, width - 1), zeros(width * (width - 1) // 2))
+    features = ClassSums(zeros(num_classes), zeros(num_classes, width - 1), zeros(width * (width - 1) // 2))
     shapes = ((width, num_classes), (num_classes, num_classes)) if gradients else ((0, 0), (0, 0))
     return HeadSums(zeros(), zeros(), features, zeros(*shapes[0]), zeros(*shapes[1]), zeros(len(TEMPERATURES) + 1))
 
@@ -165,9 +165,9 @@ def _added(
     )
     own, weights = onehot * fit, message.weights
 
-    def with_features() -> FeatureSums:
+    def with_features() -> ClassSums:
         batch = tf.reduce_sum(own, 0), tf.matmul(own, x, transpose_a=True), upper(tf.matmul(x * fit, x, True))
-        return FeatureSums(*map(tf.add, sums.features, batch))
+        return ClassSums(*map(tf.add, sums.features, batch))
 
     features = tf.cond(first, with_features, lambda: sums.features)
     gradient, fisher = sums.gradient, sums.fisher
@@ -222,7 +222,7 @@ def summed() -> ModelRule[Any, Any]:
         )
 
     one = tf.constant(1.0, tf.float64)
-    units = lambda anchor: HeadSums(one, one, FeatureSums(one, one, one), one, one, one)
+    units = lambda anchor: HeadSums(one, one, ClassSums(one, one, one), one, one, one)
     add = lambda a, b: tf.nest.map_structure(tf.add, a, b)
     return ModelRule(
         summarise, add, lambda sums, anchor: Pooled(sums), "summed", takes=HEAD_SUMS, gives=TOTAL, units=units

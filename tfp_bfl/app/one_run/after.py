@@ -151,7 +151,7 @@ def _head(job: Job, options: Any) -> tuple[bfl.federated.BayesianProcess, int, C
 
     def held(state: Any, temperature: None) -> Any:
         del temperature
-        from tfp_bfl.algorithms.heads.pool import rows_of_clients, settings_of
+        from tfp_bfl.algorithms.heads.kept import rows_of_clients, settings_of
         from tfp_bfl.algorithms.heads.posterior import HeadSettings
 
         settings = settings_of(state.step, HeadSettings(options.head, None, options.softmax_temperature))
@@ -193,7 +193,7 @@ def model_at(temperature: float, job: Job, state: Any) -> Callable:
 
 def _model_fn(config: RunConfig, source: bfl.data.Source, state: Any) -> Callable[[], keras.Model]:
     """Return the function that builds the model that predicts; with sums of Laplace or a last layer without dropout."""
-    from tfp_bfl.algorithms.heads.pool import Heads
+    from tfp_bfl.algorithms.heads.kept import Heads
     from tfp_bfl.algorithms.laplace.pool import Curvatures
     from tfp_bfl.algorithms.laplace.work import network_of
 

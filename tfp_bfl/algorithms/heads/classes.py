@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.algorithms.heads.sums import FeatureSums, symmetric
+from tfp_bfl.algorithms.heads.sums import ClassSums, symmetric
 from tfp_bfl.posterior import Samples
 
 _KAPPAS = (0.01, 0.1, 1.0, 10.0)
@@ -42,7 +42,7 @@ class GaussianClasses(NamedTuple):
     log_marginal_likelihood: Any
 
 
-class Prior(NamedTuple):
+class ClassPrior(NamedTuple):
     """mu_c | Sigma ~ N(mean, Sigma / kappa),   Sigma ~ InverseWishart(degrees, scale I)."""
 
     mean: Any
@@ -51,7 +51,7 @@ class Prior(NamedTuple):
     scale: Any
 
 
-def fit_gaussian(sums: FeatureSums, prior: Prior | None = None) -> GaussianClasses:
+def fit_gaussian(sums: ClassSums, prior: ClassPrior | None = None) -> GaussianClasses:
     """Compute the posterior of Gaussian classes from the sums over all examples.
 
     The prior is S0 = P I, mu_c | Sigma ~ N(m, Sigma / kappa0) around the mean m of all examples. kappa0, nu0 and P

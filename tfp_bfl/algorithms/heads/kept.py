@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.algorithms.heads import softmax
-from tfp_bfl.algorithms.heads.gaussian import NUM_DRAWS
+from tfp_bfl.algorithms.heads.classes import NUM_DRAWS
 from tfp_bfl.algorithms.heads.posterior import HEADS, Fitted, HeadSettings, at_temperature, fit, fit_softmax
 from tfp_bfl.algorithms.heads.step import temperature_of
-from tfp_bfl.algorithms.heads.sums import FeatureSums, as_matrix
+from tfp_bfl.algorithms.heads.sums import ClassSums, as_matrix
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.weights import ModelWeights, ServerMessage
 
@@ -24,7 +24,7 @@ class ClientFeatures(NamedTuple):
     Fields:
       client: its number, int32.
       num_examples: int32, those held back included.
-      counts, totals, gram: as of `sums.FeatureSums`.
+      counts, totals, gram: as of `sums.ClassSums`.
     """
 
     client: Any
@@ -63,8 +63,8 @@ class Heads(NamedTuple):
         """Compute the head from the sums of all clients."""
         if not rows:
             raise InvalidArgument("A head is made of clients' sums: one client at least must be left.")
-        total = functools.reduce(lambda a, b: FeatureSums(*map(np.add, a, b)), (row[2:] for row in rows.values()))
-        total = FeatureSums(*map(tf.constant, total))
+        total = functools.reduce(lambda a, b: ClassSums(*map(np.add, a, b)), (row[2:] for row in rows.values()))
+        total = ClassSums(*map(tf.constant, total))
         if HEADS[self.place] != "softmax":
             return fit(total, HeadSettings(HEADS[self.place], self.stddev), NUM_DRAWS)
         basis, mode = softmax.basis_of(total), as_matrix(weights.point[-2:])
