@@ -13,6 +13,7 @@ from tfp_bfl.algorithms.averaging.step import distil
 from tfp_bfl.algorithms.averaging.work import posterior_averaging
 from tfp_bfl.algorithms.factors.step import Dual
 from tfp_bfl.algorithms.factors.work import factors
+from tfp_bfl.algorithms.heads.posterior import HEADS
 from tfp_bfl.algorithms.kernel import KernelModes, kernel_mode
 from tfp_bfl.algorithms.swag.work import swag, swag_weights
 from tfp_bfl.posterior import MeanField
@@ -24,6 +25,7 @@ from tfp_bfl.weights import prior as prior_weights
 
 from .chain_methods import BY_CLIENT, dg_sgld, fsgld, qlsd
 from .drift_methods import DRIFT
+from .head_method import head
 from .laplace_method import fed_lap, laplace, last_layer
 from .method import ALIKE, CLIENTS, SEED, SIZES, SOURCE, Method, fold, half_way, mlp, of_points, result_of, unflat
 from .personal_methods import meta_learning, meta_vd, p_fed_bayes
@@ -353,6 +355,7 @@ METHODS = {
     "laplace, diagonal": functools.partial(laplace, "diagonal"),
     "laplace, last layer": functools.partial(laplace, "last_layer"),
     "last_layer": last_layer,
+    **{f"head, {name}": functools.partial(head, name) for name in HEADS},
     "fed_opt, sgd with momentum": fed_opt_sgd,
     "fed_ag": fed_ag,
     "fed_pa": fed_pa,
@@ -374,7 +377,7 @@ METHODS = {
 # One of each family and kind of model, where every method would say the same again.
 TELLING = [f"naive_weighted_average, {kind}" for kind in models.KINDS]
 FAMILIES = ("fl_swag", "fed_", "variational", "curvature", "compressed", "partitioned", "bayesian", "qlsd", "dg_")
-FAMILIES += ("fsgld", "last_layer", "ma", "meta", "scaffold", "default")
+FAMILIES += ("fsgld", "head", "last_layer", "ma", "meta", "scaffold", "default")
 TELLING += [name for name in METHODS if name.startswith(FAMILIES)]
 
 

@@ -17,7 +17,7 @@ from tfp_bfl.federated.faults import FAULTS
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.weights import get_weights, min_stddev
 
-from . import chain_methods, drift_methods, laplace_method, methods, personal_methods
+from . import chain_methods, drift_methods, head_method, laplace_method, methods, personal_methods
 from .method import CLIENTS, FLOOR, SECRET, SEED, SOURCE, after_body, begin, mlp, on_body, result_of
 from .methods import METHODS, METRICS, TELLING, assert_same, method_of
 
@@ -40,6 +40,7 @@ AFTER = (
     (pytest.mark.deep(after="tests/algorithms/kernel/test_kernel.py"), ("fed_kp, mean", "fed_kp, clients")),
     (pytest.mark.deep(after="tests/algorithms/factors/test_dual.py"), ("fed_lap",)),
     (pytest.mark.deep(after="tests/algorithms/laplace/test_laplace_work.py"), ("laplace, diagonal",)),
+    (pytest.mark.deep(after="tests/algorithms/heads/test_heads.py"), ("head, gaussian", "head, softmax")),
     (pytest.mark.deep(after="tests/servers/test_optimizers.py"), ("fed_opt, sgd with momentum",)),
     (pytest.mark.deep(after="tests/algorithms/chains/test_langevin.py"), ("qlsd",)),
     (pytest.mark.deep(after="tests/algorithms/chains/test_client_settings.py"), ("qlsd, by client",)),
@@ -238,7 +239,7 @@ def test_a_run_resumes_to_the_bit(name, tmp_path, monkeypatch):
 def frozen(monkeypatch):
     """Builds an algorithm whose models stand on frozen layers."""
     caches = methods.variational_work, methods.pulled_work
-    for module in (methods, chain_methods, drift_methods, laplace_method, personal_methods):
+    for module in (methods, chain_methods, drift_methods, head_method, laplace_method, personal_methods):
         monkeypatch.setattr(module, "mlp", lambda kind: on_body(mlp(kind)))
     monkeypatch.setattr(methods, "normalized", on_body(methods.normalized))
     [cache.cache_clear() for cache in caches]

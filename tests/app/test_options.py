@@ -8,6 +8,7 @@ import tfp_bfl as bfl
 from tfp_bfl import named
 from tfp_bfl.algorithms.chains.work import ESTIMATORS
 from tfp_bfl.algorithms.factors.work import FACTORS_INFERENCE
+from tfp_bfl.algorithms.heads.posterior import HEADS
 from tfp_bfl.algorithms.kernel import rule as kernel
 from tfp_bfl.algorithms.laplace.work import STRUCTURES
 from tfp_bfl.algorithms.personal.evaluation import EVALUATION_NOISES
@@ -83,10 +84,14 @@ def test_the_signature_of_run_shows_each_option():
 def test_a_recipe_gets_what_it_knows(name):
     given = arguments(make_config(None, {"algorithm": name}), list)
     assert given.keys() <= accepted(name).keys()
-    assert {
-        "batch_size",
-        *(("step_size",) if "thinning" in given else ("local_epochs", "learning_rate")),
-    } <= given.keys()
+    assert (
+        name == "head"
+        or {
+            "batch_size",
+            *(("step_size",) if "thinning" in given else ("local_epochs", "learning_rate")),
+        }
+        <= given.keys()
+    )
 
 
 def test_each_option_is_described_and_declared_once():
@@ -131,6 +136,7 @@ def test_names_are_those_of_the_tables():
         choices.RULES: named.forms(bfl.rules.RULES),
         choices.STARTS: kernel.STARTS,
         choices.STRUCTURES: STRUCTURES,
+        choices.HEADS: HEADS,
         choices.KERNELS: kernel.KERNELS,
         choices.BANDWIDTHS: kernel.BANDWIDTHS,
         choices.WEIGHTINGS: bfl.weighting.ALL_WEIGHTINGS,

@@ -12,6 +12,7 @@ from tfp_bfl.algorithms.compose import compose
 from tfp_bfl.algorithms.default import default
 from tfp_bfl.algorithms.drift import fed_dyn, fed_nova, scaffold
 from tfp_bfl.algorithms.factors.recipe import bayesian_admm, fed_lap, partitioned_vi
+from tfp_bfl.algorithms.heads.recipe import head
 from tfp_bfl.algorithms.laplace.recipe import laplace, last_layer
 from tfp_bfl.algorithms.personal.recipe import meta_learning, meta_vd, p_fed_bayes
 from tfp_bfl.algorithms.swag.recipe import fl_swag
@@ -37,6 +38,7 @@ __all__ = [
     "fed_sgld",
     "fl_swag",
     "fsgld",
+    "head",
     "laplace",
     "last_layer",
     "meta_learning",

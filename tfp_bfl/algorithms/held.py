@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.algorithms.factors.factor import ClientFactor, Factor, Factors
+from tfp_bfl.algorithms.heads.kept import ClientFeatures, Heads
 from tfp_bfl.algorithms.laplace.pool import Curvatures
 from tfp_bfl.algorithms.laplace.posterior import Head
 from tfp_bfl.algorithms.rows import by_client
@@ -32,12 +33,13 @@ _KINDS: dict[str, tuple[Any, Any]] = {
     "posteriors": (Product, ClientPosterior),
     "sites": (Factors, ClientFactor),
     "sums": (Curvatures, ClientCurvature),
+    "heads": (Heads, ClientFeatures),
 }
 _OF_SETTINGS = {"prior": MeanField, "head": Head}
 _OF_ROWS = {"posterior": LowRank, "moments": MeanField, "site": Factor}
 _OF_WEIGHTS = {"posterior": MeanField, "moments": MeanField}
 
-_Row = TypeVar("_Row", ClientPosterior, ClientFactor, ClientCurvature)
+_Row = TypeVar("_Row", ClientPosterior, ClientFactor, ClientCurvature, ClientFeatures)
 
 
 class Held(NamedTuple, Generic[_Row]):
@@ -46,7 +48,7 @@ class Held(NamedTuple, Generic[_Row]):
     Fields:
       rows: of the clients by name, in the order of their arrival.
       weights: the server's, to which the pooled posterior belongs.
-      settings: how rows are pooled: `Product`, `Factors` or `Curvatures`.
+      settings: how rows are pooled: `Product`, `Factors`, `Curvatures` or `Heads`.
     """
 
     rows: dict[str, _Row]

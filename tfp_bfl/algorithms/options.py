@@ -118,6 +118,12 @@ class FrozenOptions(Process, total=False):
     batch_size: int | float | None
 
 
+class HeadOptions(FrozenOptions, total=False):
+    """Keywords of `head`."""
+
+    held_back: float
+
+
 class GradientOptions(FrozenOptions, total=False):
     """Keywords of chains and of `laplace`, whose clients send gradients or sums."""
 

@@ -150,7 +150,9 @@ _SYNONYMS = {
     help="Seeds, such as 0..4 or 0,1,7: one run for each, and one report with means and standard deviations.",
 )
 @click.option(
-    "--start", metavar="RUN", help="Complete run at whose weights --algorithm laplace or last_layer finds a posterior."
+    "--start",
+    metavar="RUN",
+    help="Complete run at whose weights --algorithm laplace or last_layer finds a posterior, or head a last layer.",
 )
 @after_options("")
 @config_options

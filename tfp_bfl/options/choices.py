@@ -63,6 +63,7 @@ RULES = Choices(
 ONE_SHOT = Choices("rule for one round", ("weighted_sum", "conflation", "weighted_conflation"))
 ROBUST = Choices("robust aggregator", ("clip:MAX_NORM", "trimmed:SHARE", "median", "centered_clip"))
 STRUCTURES = Choices("structure", ("last_layer", "diagonal"))
+HEADS = Choices("head", ("gaussian", "ridge", "softmax"))
 STARTS = Choices("start", ("mean", "clients"))
 KERNELS = Choices("kernel", ("epanechnikov", "gaussian"))
 BANDWIDTHS = Choices("bandwidth", ("silverman", "silverman_wide", "scott", "plug_in", "cross_validated", "adaptive"))

@@ -42,6 +42,7 @@ from tfp_bfl.options.server_groups import (
     Distillation,
     ErrorMemory,
     GlobalOptimizer,
+    HeadFit,
     LinearLayer,
     Precision,
     PrivateClients,
@@ -155,6 +156,14 @@ _METHODS = (
         (Batches, Local, Momentum, Swag),
         requires=_only(POINT),
         defaults={"kind": "deterministic", "rounds": 1, "local_epochs": 20, "learning_rate": 0.05},
+    ),
+    Method(
+        "head",
+        "the exact head on frozen features, in closed form or by softmax, from sums of the clients",
+        (HeadFit,),
+        requires=_only(POINT, CLASSES),
+        defaults={"kind": "deterministic", "rounds": 2},
+        steps=lambda config, num_examples: 1,
     ),
     _of_averaging(
         "fed_opt",
@@ -272,6 +281,7 @@ POSTERIORS = {
         "the exact posterior of the last layer of a run (--start), from sums of its clients",
         (AtWeights, LinearLayer),
     ),
+    "head": _of_start("head", "an exact head on the features of a run (--start), from sums of its clients", (HeadFit,)),
 }
 
 

@@ -259,6 +259,22 @@ class WeightPrior(Group):
     )
 
 
+class HeadFit(Group):
+    """An exact head on the features of a frozen network."""
+
+    head: str = option(
+        "gaussian",
+        "Head: gaussian for Gaussian classes, ridge for regression on one-hot labels; softmax takes a step a round.",
+        names=choices.HEADS,
+    )
+    held_back: ShareOrZero = option(
+        0.1, "Fraction of each client's examples to which the softmax temperature of the head is fitted."
+    )
+    softmax_temperature: Positive | None = option(
+        None, "Softmax temperature of the head; by default that of the held-back examples."
+    )
+
+
 class AtWeights(Group):
     """A posterior at the weights of a complete run."""
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, check_count
-from tfp_bfl.posterior import low_rank, mean_field
+from tfp_bfl.posterior import kronecker, low_rank, mean_field
+from tfp_bfl.posterior.kronecker import Kronecker
 from tfp_bfl.posterior.low_rank import LowRank
 from tfp_bfl.posterior.mean_field import MeanField
 
@@ -64,6 +65,7 @@ class FamilyFunctions(NamedTuple):
 FAMILIES: dict[type, FamilyFunctions] = {
     MeanField: FamilyFunctions(mean_field.sample, lambda q: q, "variance"),
     LowRank: FamilyFunctions(low_rank.sample, low_rank.marginals, "diagonal"),
+    Kronecker: FamilyFunctions(kronecker.sample, kronecker.marginals, "stddev"),
     Samples: FamilyFunctions(choose, lambda q: MeanField(*moments(q)), None),
 }
 
@@ -74,7 +76,7 @@ def _family(q: Any) -> FamilyFunctions:
     return FAMILIES[type(q)]
 
 
-def marginals(q: LowRank | MeanField | Samples) -> MeanField:
+def marginals(q: LowRank | MeanField | Kronecker | Samples) -> MeanField:
     """Return the mean-field Gaussian with the means and variances of q: variance = diagonal + sum_r deviations_r^2.
 
     Of all mean-field p it is the one of the smallest KL[q || p]. Of `Samples` it has mean and variance of the draws.
@@ -82,7 +84,7 @@ def marginals(q: LowRank | MeanField | Samples) -> MeanField:
     return _family(q).marginals(q)
 
 
-def positive_leaves(q: LowRank | MeanField | Samples) -> list[tf.Tensor]:
+def positive_leaves(q: LowRank | MeanField | Kronecker | Samples) -> list[tf.Tensor]:
     """Return the leaves of q that must be above zero: variances or the diagonal; none of `Samples`."""
     field = _family(q).positive
     return tf.nest.flatten(getattr(q, field)) if field else []
@@ -99,7 +101,7 @@ def floor_variance(q: Any, min_stddev: float) -> Any:
     return map_positive(lambda v: tf.maximum(v, min_stddev**2), q)
 
 
-def sample(q: LowRank | MeanField | Samples, seed: tf.Tensor, num_samples: int | None = None) -> Any:
+def sample(q: LowRank | MeanField | Kronecker | Samples, seed: tf.Tensor, num_samples: int | None = None) -> Any:
     """Draw w ~ q; the same `seed` gives the same draws.
 
     w = mean + sqrt(diagonal) e + deviations^T z,   e ~ N(0, I_D), z ~ N(0, I_R)

@@ -192,7 +192,7 @@ def _has_variances(sums: object) -> bool:
 
 def _plain_sum(rule: AnyRule) -> tuple[WeightsRule, Callable[[ModelWeights], Any]]:
     inner = whole_model(rule)
-    if inner.units is None or inner.takes != WEIGHTS:
+    if inner.units is None:
         raise InvalidArgument(
             f"The rule {inner.name!r} needs more of the clients than a sum, or does not say in what units the sum is, "
             "and only a sum hides them: set the field units of your own rule, or use one such as 'log_linear_pool', "

@@ -4,7 +4,6 @@ from tfp_bfl.weights.change import (
     by_part,
     change_norm,
     coordinates,
-    from_coordinates,
     root_mean_square_change,
 )
 from tfp_bfl.weights.exchange import (
@@ -73,7 +72,6 @@ __all__ = [
     "check_logits",
     "coordinates",
     "ensemble_model",
-    "from_coordinates",
     "functional_call",
     "get_weights",
     "layout",

@@ -13,6 +13,7 @@ from tfp_bfl import keras, posterior
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import as_floats, noise
 from tfp_bfl.posterior import LowRank, MeanField, Samples
+from tfp_bfl.posterior.kronecker import Kronecker
 from tfp_bfl.weights.functional_call import batch_moments, functional_call, variational_call
 from tfp_bfl.weights.model_weights import ModelWeights, assign_weights, get_weights, layout
 
@@ -22,7 +23,7 @@ _ROUNDING = 0.01
 # Methods of Keras that accept arrays of examples.
 _OF_KERAS = ("predict", "predict_on_batch", "evaluate")
 
-Posterior = MeanField | LowRank | Samples
+Posterior = MeanField | LowRank | Kronecker | Samples
 
 
 class WeightSampling(keras.layers.Layer):
@@ -212,7 +213,9 @@ def predictive_spec(model: keras.Model, names: Iterable[str]) -> ModelWeights:
     below = max(0, len(spec.point) - fields.count(fields[0]))
     leaves = spec.point[below:]
     rows = tuple(tf.TensorSpec([None, *x.shape], x.dtype) for x in leaves)
+    matrix = tf.TensorSpec([None, None])
     kinds = {"values": Samples(rows), "deviations": LowRank(leaves, leaves, rows)}
+    kinds["columns"] = Kronecker(leaves, matrix, matrix, matrix)
     q = next((kind for field, kind in kinds.items() if field in fields), MeanField(leaves, leaves))
     return spec._replace(posterior=q, point=spec.point[:below])
 

@@ -150,6 +150,20 @@ def network_of(model_fn: object) -> Callable[[], keras.Model]:
 
 def laplace_weights(model: keras.Model, structure: str = "last_layer") -> list[tf.Variable]:
     """Return the variables that Laplace's approximation is over: the last point weights of a model of `network_of`."""
+    _check_one_network(model)
+    if structure == "diagonal":
+        return layout(model).point
+    weights = last_dense(model).trainable_weights
+    size = sum(v.shape.num_elements() for v in weights)
+    if size > MOST_LAST_WEIGHTS:
+        raise InvalidArgument(
+            f"The last layer of {model.name!r} has {size:,} weights, and the structure 'last_layer' inverts a matrix "
+            f"of at most {MOST_LAST_WEIGHTS:,}: use the structure 'diagonal', or algorithms.head."
+        )
+    return weights
+
+
+def _check_one_network(model: keras.Model) -> None:
     if layout(model).variational:
         raise InvalidArgument(
             f"Laplace's approximation finds a posterior over point weights, and {model.name!r} has variational layers: "
@@ -162,23 +176,19 @@ def laplace_weights(model: keras.Model, structure: str = "last_layer") -> list[t
             f"Laplace's approximation is at the mode of one network, and the layer {dropout[0]!r} draws masks at "
             "prediction too: build the model with kind 'deterministic', or convert it by models.deterministic."
         )
-    if structure == "diagonal":
-        return layout(model).point
-    head = split_head(model).head
-    last = head.layers[-1]
+
+
+def last_dense(model: keras.Model) -> keras.layers.Dense:
+    """Return the last layer of a model of `network_of`, which must be dense, with bias and without activation."""
+    _check_one_network(model)
+    last = split_head(model).head.layers[-1]
     linear = keras.activations.linear
     if not isinstance(last, keras.layers.Dense) or not last.use_bias or last.activation is not linear:
         raise InvalidArgument(
             f"The structure 'last_layer' requires a keras.layers.Dense with bias and without activation at the end, "
             f"but {model.name!r} ends with {last.name!r}: change that layer, or use the structure 'diagonal'."
         )
-    size = sum(v.shape.num_elements() for v in layout(head).point)
-    if size > MOST_LAST_WEIGHTS:
-        raise InvalidArgument(
-            f"The last layer of {model.name!r} has {size:,} weights, and the structure 'last_layer' inverts a matrix "
-            f"of at most {MOST_LAST_WEIGHTS:,}: use the structure 'diagonal'."
-        )
-    return layout(head).point
+    return last
 
 
 def layers_of(model: keras.Model, structure: str = "last_layer") -> tuple[int, ...]:

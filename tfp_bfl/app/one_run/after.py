@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 else:
     tf = Later("tensorflow")
 
-_ROUNDS = 10
+_ROUNDS, _ROUNDS_OF_SOFTMAX = 10, 21
 # Posterior temperatures among which held-out rows choose.
 GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 # How errors name the posterior of an algorithm.
-_WHAT = {"laplace": "Laplace's approximation", "last_layer": "The posterior of the last layer"}
+_WHAT = {"laplace": "Laplace's approximation", "last_layer": "The posterior of the last layer", "head": "A head"}
 
 
 def find_posterior(
@@ -73,8 +73,11 @@ def find_posterior(
     if tf.nest.flatten(weights.posterior):
         raise InvalidArgument(f"{config.algorithm} has found a posterior already: give a run of fed_opt.")
     result, state = fit(job, weights, options)
+    more: dict[str, Any] = {"warnings": list(result.warnings)}
+    if options.algorithm == "head":
+        return write(folder, config, data, state, **more, rounds=len(result.rounds))
     value, origin = choose_temperature(options.temperature, job, state)
-    more: dict[str, Any] = {"temperature_by": origin, "warnings": list(result.warnings)}
+    more["temperature_by"] = origin
     if options.algorithm == "last_layer":
         more["rounds"] = len(result.rounds)
     elif options.structure == "diagonal" and job.train.target is None:
@@ -92,10 +95,10 @@ def free_folder(run: str | pathlib.Path, algorithm: str) -> str:
 
 def fit(job: Job, weights: bfl.weights.ModelWeights, options: After) -> tuple[bfl.federated.SimulationResult, Any]:
     """Return the rounds of sums at trained weights, whose model predicts, and the `algorithms.held.Held` sums."""
-    make = _last_layer if options.algorithm == "last_layer" else _laplace
+    make = {"laplace": _laplace, "last_layer": _last_layer, "head": _head}[options.algorithm]
     process, rounds, held = make(job, options)
     result = bfl.simulate(process, job.clients, rounds, start=weights, seed=job.config.seed, engine="local")
-    return result, held(result.state, process.settings["temperature"])
+    return result, held(result.state, process.settings.get("temperature"))
 
 
 def _laplace(job: Job, options: Any) -> tuple[bfl.federated.BayesianProcess, int, Callable]:
@@ -140,6 +143,24 @@ def _last_layer(job: Job, options: Any) -> tuple[bfl.federated.BayesianProcess, 
     return process, options.rounds or (_ROUNDS if target is None else 1), held
 
 
+def _head(job: Job, options: Any) -> tuple[bfl.federated.BayesianProcess, int, Callable]:
+    if job.train.target is not None:
+        raise InvalidArgument("A head is of classes, and the run is of regression: use last_layer.")
+    given = options.model_dump()
+    process = bfl.algorithms.head(job.process.model_fn, element_spec=job.train.element_spec, **given)
+
+    def held(state: Any, temperature: None) -> Any:
+        del temperature
+        from tfp_bfl.algorithms.heads.kept import rows_of_clients, settings_of
+        from tfp_bfl.algorithms.heads.posterior import HeadSettings
+
+        settings = settings_of(state.step, HeadSettings(options.head, None, options.softmax_temperature))
+        weights = tf.nest.map_structure(np.asarray, state.weights)
+        return bfl.algorithms.held.Held(rows_of_clients(process, state.weights, job.clients), weights, settings)
+
+    return process, _ROUNDS_OF_SOFTMAX if options.head == "softmax" else 2, held
+
+
 def choose_temperature(given: float | None, job: Job, state: Any) -> tuple[float, str]:
     """Choose the posterior temperature T, and state its origin: as given, by held-out rows, or the library's default.
 
@@ -172,11 +193,12 @@ def model_at(temperature: float, job: Job, state: Any) -> Callable:
 
 def _model_fn(config: RunConfig, source: bfl.data.Source, state: Any) -> Callable[[], keras.Model]:
     """Return the function that builds the model that predicts; with sums of Laplace or a last layer without dropout."""
+    from tfp_bfl.algorithms.heads.kept import Heads
     from tfp_bfl.algorithms.laplace.pool import Curvatures
     from tfp_bfl.algorithms.laplace.work import network_of
 
     model_fn = build.model_fn(config, source)
-    return network_of(model_fn) if isinstance(state.settings, Curvatures) else model_fn
+    return network_of(model_fn) if isinstance(state.settings, (Curvatures, Heads)) else model_fn
 
 
 CLIENTS = "clients.npz"
@@ -191,7 +213,7 @@ def read_state(run: str | pathlib.Path) -> Any:
     if not path.is_file():
         raise InvalidArgument(
             f"{run} holds no clients: it must be the folder of a complete run of the algorithm fl_swag or "
-            f"partitioned_vi, or of `tfp-bfl laplace` or `last-layer`, with {CLIENTS}."
+            f"partitioned_vi, or of `tfp-bfl laplace`, `last-layer` or head with --start, with {CLIENTS}."
         )
     return bfl.algorithms.held.Held.load(path)
 
@@ -254,10 +276,13 @@ def write(folder: pathlib.Path, config: RunConfig, data: bfl.data.OwnData, state
     names, trained = list(state.rows), more.get("trained") or {}
     weights = resolve.weights_of(build.model_fn(config, test)())
     found = state.settings.found(state.rows, state.weights)
+    head = found.get("head")
     if "noise_stddev" in found and train.target is not None:  # In the units of the label.
         found["noise_stddev"] *= train.target.scale
     own = {name: x for name, x in {**found, **more}.items() if name in ("temperature", "temperature_by")}
-    if own:
+    if head:
+        own["weights"] = f"point weights with the exact head {head!r}"
+    elif own:
         exact = "noise_stddev" in found
         weights_are = "with the exact posterior of the last layer" if exact else "with Laplace's posterior"
         own["weights"] = f"point weights {weights_are}{', without dropout' * (weights == resolve.DROPOUT)}"

@@ -288,6 +288,15 @@ def _show_posterior(summary: dict[str, Any], output: str) -> None:
     click.echo(scores_in_words(summary))
     if linearised := scores_in_words(summary, "linearised_"):
         click.echo(f"linearised: {linearised}")
+    if "head" in summary:
+        click.echo(
+            f"head {summary['head']}; log marginal likelihood {summary['log_marginal_likelihood']:.1f} nats; "
+            if "log_marginal_likelihood" in summary
+            else f"head {summary['head']}; ",
+            nl=False,
+        )
+        click.echo(f"softmax temperature {summary['softmax_temperature']:.3g} of the examples that clients hold back")
+        return click.echo(f"{output} holds the clients' sums and its saved_model.")
     stddevs = ", ".join(f"{x:.3g}" for x in summary["prior_stddev"])
     noise = f"noise standard deviation {summary['noise_stddev']:.4g}; " if "noise_stddev" in summary else ""
     click.echo(

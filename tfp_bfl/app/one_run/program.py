@@ -20,6 +20,7 @@ from tfp_bfl.app.options.given_data import GivenData, check_no_test_data, made_b
 from tfp_bfl.app.options.own_model import GIVEN, Code, names_code
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.keywords import show
+from tfp_bfl.options.methods import ALGORITHMS
 
 
 class _Run(NamedTuple):
@@ -61,8 +62,9 @@ def run(
       model: a name, "FILE.py:FUNCTION", or a function that builds a Keras model that gives logits; it gets those of
         input_shape, num_classes, kind, seed, prior_stddev, initial_stddev, min_stddev and dropout_rate that it takes.
       rule: a name, "FILE.py:FUNCTION", a `rules.Rule`, or a function without arguments that returns one.
-      algorithm: a name ("laplace" and "last_layer" with the option start, a complete run), "FILE.py:FUNCTION", or a
-        function of a model function and options that returns a process, as those of `tfp_bfl.algorithms`.
+      algorithm: a name ("laplace", "last_layer" and "head" with the option start, a complete run),
+        "FILE.py:FUNCTION", or a function of a model function and options that returns a process, as those of
+        `tfp_bfl.algorithms`.
       dataset: a name or a path; or data in memory (`data.read_own`): a `data.Source`, `data.Clients`, arrays
         (features, labels) or (features, labels, clients), or a table such as a pandas DataFrame, with the options
         label and client_column as of a file; or a function that returns such data, or {"train": ..., "test": ...}.
@@ -78,7 +80,7 @@ def run(
       InvalidArgument: as the command line answers with status 2; nothing has been written then.
     """
     both = (("model", model), ("rule", rule), ("algorithm", algorithm))
-    if "start" in options or algorithm in AFTER:
+    if "start" in options or (algorithm in AFTER and algorithm not in ALGORITHMS):
         every = {**options, **{name: x for name, x in (*both, ("dataset", dataset)) if x is not None}}
         start, name, parts, own = split_after(every)
         folder = pathlib.Path(output or after.free_folder(str(start), name))

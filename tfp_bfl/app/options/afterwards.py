@@ -13,7 +13,7 @@ from tfp_bfl.app.options.refusals import NoTruthAsNumber, refusal
 from tfp_bfl.errors import InvalidArgument, lookup
 from tfp_bfl.options.group import extra
 from tfp_bfl.options.method import Method
-from tfp_bfl.options.methods import POSTERIORS, canonical, fields
+from tfp_bfl.options.methods import ALGORITHMS, POSTERIORS, canonical, fields
 
 
 class After(NoTruthAsNumber):
@@ -55,7 +55,7 @@ def split_after(given: Mapping[str, Any]) -> tuple[str | None, str, dict[str, st
     Without a start the options are those of a training, and None is returned for it.
     """
     start, algorithm = given.get("start"), canonical(str(given.get("algorithm", "")))
-    if (start is None) == (algorithm in AFTER):
+    if algorithm not in AFTER if start is not None else algorithm in AFTER and algorithm not in ALGORITHMS:
         raise InvalidArgument(
             f"{algorithm} finds a posterior at the weights of a complete run: give it as start."
             if start is None

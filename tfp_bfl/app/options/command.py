@@ -175,7 +175,7 @@ def _with_options(command: Any, fields: dict[str, Any], defaults: Mapping[str, s
             option = click.option(flags, name, is_flag=True, default=None, help=field.description)
         else:
             default, names = defaults[name], extra(field, "names")
-            choices = [*ALGORITHMS, *POSTERIORS] if flag == _ALGORITHM else names.forms() if names else []
+            choices = [*{**ALGORITHMS, **POSTERIORS}] if flag == _ALGORITHM else names.forms() if names else []
             short = "|".join(choices) if len("|".join(choices)) <= _LONGEST_CHOICES else ""
             words = [str(field.description)]
             unsaid = [choice for choice in choices if choice.partition(":")[0] not in words[0]]

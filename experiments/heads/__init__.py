@@ -1,0 +1,1 @@
+"""Exact heads on pre-trained features, against tuned FedAvg of the same head."""
