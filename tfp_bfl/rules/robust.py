@@ -24,8 +24,7 @@ from tfp_bfl.rules.gather import summarise_stack
 from tfp_bfl.rules.rule import each, with_metrics, without_noise_of_server
 from tfp_bfl.rules.whole_model import whole_model
 from tfp_bfl.weights import ModelWeights, by_part, change_norm, coordinates
-from tfp_bfl.weights.change import from_coordinates
-from tfp_bfl.weights.change import AnyWeights
+from tfp_bfl.weights.change import AnyWeights, from_coordinates
 from tfp_bfl.weights.kinds import Given, Statistics
 
 
