@@ -105,7 +105,18 @@ def test_what_is_not_an_array_is_left_to_tff():
     assert filled == wanted
 
 
-def test_datasets_are_left_to_tff():
+def test_datasets_may_be_larger_than_tff_sends():
+    """TFF's own limit is 100 MB: clients of 5,000 examples with 1,280 features have more."""
+    data = tf.data.Dataset.from_tensors(tf.zeros([26 * 2**20]))
+    type_spec = tff.FederatedType(tff.SequenceType(tff.TensorType(np.float32, [26 * 2**20])), tff.CLIENTS)
+    with pytest.raises(ValueError, match="exceeds maximum allowed"):
+        tff.framework.serialize_value([data], type_spec)
+    (message,) = create_value_request(None, [data], type_spec).value.federated.value
+    ((content,),) = [[*tff.framework.deserialize_value(message)[0]]]
+    assert content.shape == [26 * 2**20]
+
+
+def test_datasets_are_as_tffs():
     """Whose graphs have names that differ from call to call: the content is compared."""
     datasets = [tf.data.Dataset.range(3), tf.data.Dataset.range(5)]
     type_spec = tff.FederatedType(tff.SequenceType(np.int64), tff.CLIENTS)

@@ -16,6 +16,7 @@ from tfp_bfl.app import cli
 from tfp_bfl.app.one_run import run_folder
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.federated.checkpoints import Checkpoints, Record
+from tfp_bfl.files.code import failure, place_of
 from tfp_bfl.files.writing import begun, space, system_error
 
 ERRORS = [
@@ -182,3 +183,10 @@ def test_files_above_the_limit_of_a_process_are_an_error_and_can_be_written_afte
     assert {name: second[name] for name in paths} == dict.fromkeys(paths)
     assert f"{tmp_path}/checkpoints/round_1.sha256" in second["files"]
     assert f"{tmp_path}/model/saved_model.pb" in second["files"]
+
+
+def test_errors_that_are_causes_of_each_other_have_one_place():
+    """As those of an event loop, which raises an error again while it handles it."""
+    first, second = ValueError("one"), KeyError("two")
+    first.__context__, second.__context__ = second, first
+    assert place_of(first) is None and failure(second) == "KeyError: 'two'"

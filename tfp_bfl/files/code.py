@@ -117,10 +117,11 @@ def place_of(error: BaseException) -> str | None:
     return last
 
 
-def _places(error: BaseException) -> Iterator[str]:
+def _places(error: BaseException, seen: tuple[BaseException, ...] = ()) -> Iterator[str]:
     cause = error.__cause__ or error.__context__
-    if cause is not None:
-        yield from _places(cause)
+    # Errors that one event loop raises again can be causes of each other.
+    if cause is not None and not any(cause is x for x in (error, *seen)):
+        yield from _places(cause, (error, *seen))
     frames = [(x.filename, x.lineno, x.name) for x in traceback.extract_tb(error.__traceback__)]
     frames += _FRAME.findall(str(error))
     yield from (f"{pathlib.Path(file).name}:{line}, in {name}" for file, line, name in frames if file in _FILES)

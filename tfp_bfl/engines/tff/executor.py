@@ -16,9 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.engines.tff.installation import require_tff
+from tfp_bfl.errors import InvalidArgument
 
 _FREE_SECONDS = 5.0
 _KEPT_COMPUTATIONS = 8
+# Of a protocol buffer.
+_MOST_DATASET_BYTES = 2**31 - 2**20
 
 
 def create_stub(channel: object) -> Any:
@@ -146,6 +149,8 @@ def _fill(message: Any, value: Any, type_spec: Any) -> None:
         _fill_struct(message, value, type_spec)
     elif isinstance(type_spec, tff.FederatedType):
         _fill_federated(message, value, type_spec)
+    elif isinstance(type_spec, tff.SequenceType) and isinstance(value, tf.data.Dataset):
+        _fill_dataset(message, value, type_spec)
     elif isinstance(type_spec, tff.TensorType) and _is_array_of(value, type_spec):
         _fill_array(message.array, value)
     else:
@@ -185,6 +190,22 @@ def _is_array_of(value: Any, type_spec: Any) -> bool:
         and value.dtype == type_spec.dtype
         and value.dtype.kind not in "OSU"
     )
+
+
+def _fill_dataset(message: Any, value: tf.data.Dataset, type_spec: Any) -> None:
+    """Make the empty `message` that of a dataset, of which TFF itself sends at most 100 MB."""
+    variant = tf.data.experimental.to_variant
+    # TFF checks types and writes them, of a dataset with the same types and no elements.
+    _fill_as_tff(
+        message, tf.data.experimental.from_variant(variant(tf.data.Dataset.range(0)), value.element_spec), type_spec
+    )
+    content = tf.raw_ops.DatasetToGraphV2(input_dataset=variant(value)).numpy()
+    if len(content) > _MOST_DATASET_BYTES:
+        raise InvalidArgument(
+            f"The examples of the clients that train together take {len(content) / 1e9:.1f} GB, and a message to a "
+            "worker of TensorFlow Federated at most 2 GB: choose the engine local."
+        )
+    message.sequence.serialized_graph_def = content
 
 
 def _fill_array(message: Any, value: np.ndarray) -> None:
