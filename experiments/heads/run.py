@@ -100,7 +100,7 @@ def fitted_scores(val: np.ndarray, test: np.ndarray, other: np.ndarray, data: Da
     gaps = [abs(np.sum((p.argmax(1) == y)[bins == k]) - np.sum(p.max(1)[bins == k])) for k in range(15)]
     truth = np.r_[np.zeros(len(test)), np.ones(len(other))]
     return {
-        "validation_nll": nll(val, data["yval"], heat),
+        "validation_nll": float(nll(val, data["yval"], heat)),
         "accuracy": float(np.mean(p.argmax(1) == y)),
         "test_nll": float(nll(test, y, heat)),
         "ece": float(sum(gaps) / len(y)),

@@ -50,7 +50,7 @@ def head(
     sums; Gelman et al. 2013, section 3.6; Boehning 1992.
 
     Example:
-      >>> clients = bfl.data.load("breast_cancer").partition(bfl.data.label_skew(1), seed=0)
+      >>> clients = bfl.data.load("breast_cancer").partition(bfl.data.label_skew(2, 1), seed=0)
       >>> network = bfl.models.linear("deterministic", input_shape=(30,), num_classes=2)
       >>> process = bfl.algorithms.head(network, head="gaussian", element_spec=clients.element_spec)
       >>> result = bfl.simulate(process, clients, rounds=2, engine="local")
