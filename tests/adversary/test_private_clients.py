@@ -100,4 +100,4 @@ def test_all_that_a_client_sends_counts_in_its_clip(name, hostile):
     contribution = process.round.take(message, result, tf.constant(0), tf.constant(2))
     assert contribution.report.fault.numpy().tolist() == [0]
     summed = [np.ravel(x) for x in tf.nest.flatten(contribution.statistics.sums)]
-    assert np.linalg.norm(np.concatenate(summed)) == pytest.approx(1.0, rel=1e-5)
+    assert np.linalg.norm(np.concatenate(summed)) == pytest.approx(1.0, rel=1e-4)  # Sums of squares in float32.

@@ -53,7 +53,7 @@ def mlp(
         for units in hidden:
             x = blocks.dense(x, units, activation)
         logits = blocks.logits(x, num_classes)
-    return blocks.keras.Model(inputs, logits, name=f"mlp_{kind}")
+    return blocks.keras.Model(inputs, logits, name=f"{'mlp' if hidden else 'linear'}_{kind}")
 
 
 def linear(
