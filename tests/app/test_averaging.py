@@ -20,7 +20,6 @@ SAMPLES = ["--num-samples", "4"]
         ("--average-rounds 5", "average_rounds is 5, but the run has 4 rounds: give at most that many"),
         ("--average-rounds 2 --algorithm fed_sgld", "samples of a chain"),
         ("--average-rounds 2 --algorithm meta_vd", "trains a model for each client"),
-        ("--average-rounds 2 --algorithm head", "each round of this algorithm replaces the posterior"),
         ("--average-rounds 2 --algorithm fl_swag --local-epochs 9", "covariances between weights"),
         ("--server-optimizer adam --algorithm partitioned_vi", "partitioned_vi takes no server_optimizer, as the"),
         ("--server-optimizer adam --rule conflation", "the rule 'conflation' pools the result: leave it out"),

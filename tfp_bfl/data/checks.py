@@ -124,6 +124,8 @@ def checked_labels(labels: object, num_examples: int, class_names: Sequence[str]
         return np.array([numbers[x] for x in texts], np.int32), names
     if array.dtype.kind not in "biu":
         raise InvalidArgument(f"labels have the type {array.dtype}, but must be class numbers or names.")
+    if not names and not num_examples:
+        raise InvalidArgument("There are no examples: give at least one, with its label.")
     if not names:
         found, array = np.unique(array, return_inverse=True)
         names = tuple(map(str, found))

@@ -258,6 +258,14 @@ def _split(path: object, reading: Reading, test: object) -> tuple[list[Examples]
         parts = [train.select(~held), train.select(held)]
     else:
         labels = given.labels if has_names or regresses else as_text(np.asarray(given.labels).tolist())
+        if not len(labels):
+            raise InvalidArgument("The test data have no examples: give at least one, or no test data.")
+        is_text = not (has_names or regresses) and np.ndim(given.labels) == 1
+        if unknown := sorted({*labels} - {*train.class_names}) if is_text else []:
+            raise InvalidArgument(
+                f"The test data have the class {shown(unknown[0])}, which no training example has: leave its examples "
+                "out, or add some to the training data."
+            )
         parts = [train, given._replace(labels=labels, class_names=train.class_names)]
     if regresses:
         checked = [checked_targets(part.labels, len(part.features)) for part in parts]
