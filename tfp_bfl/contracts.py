@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # What clients send, rules give and server steps take, where it is not `ModelWeights`.
 WEIGHTS, GAUSSIAN, CLIENT_POSTERIOR = "weights", "gaussian", "client posterior"
-CURVATURE, SITE_CHANGE = "curvature", "site change"
+CURVATURE, SITE_CHANGE, HEAD_SUMS = "curvature", "site change", "head sums"
 GRADIENT, SCALED_GRADIENT, CHANGE = "gradient", "scaled gradient", "change"
 # What a client work's shapes follow from, for a compiler that must know them beforehand: those of the examples, of
 # which rows of client -1 do not count (`num_present`); or values. "" is neither: of the examples, all of which count.

@@ -150,6 +150,9 @@ def test_a_program_gives_images_and_another_model(folder, tmp_path):
 def test_what_does_not_fit_a_backbone_is_refused(run, folder, tmp_path, capsys, monkeypatch):
     table = ["run", "--dataset", "breast_cancer", "--backbone", folder / "net.keras", "--output", tmp_path / "run"]
     assert "backbone is of images, and breast_cancer has examples of shape [30]" in refusal(capsys, *table)
+    table = ["run", "--dataset", "breast_cancer", "--augmentation", "crop_and_flip:2", "--output", tmp_path / "new"]
+    assert "augmentation is of images, and the model takes examples of shape [30]" in refusal(capsys, *table)
+    assert not (tmp_path / "new").exists()
     assert "no training_histograms" in refusal(capsys, "drift", run, folder / "photos" / "north" / "red")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TFP_BFL_CACHE", str(tmp_path / "file"))

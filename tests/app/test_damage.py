@@ -80,6 +80,7 @@ def test_a_dataset_cannot_name_a_module_to_import(tmp_path):
     [
         (PermissionError(13, "Permission denied", "runs/x"), "the system says for runs/x: Permission denied. Files"),
         (OSError(28, "No space left on device"), "there is no space left on the disk: make some"),
+        (MemoryError("Unable to allocate 9 GiB"), "there is not enough memory (Unable to allocate 9 GiB): give fewer"),
         (OSError(5, "Input/output error"), "the system says: Input/output error. Files saved before remain"),
     ],
 )

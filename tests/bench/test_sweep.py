@@ -197,6 +197,8 @@ def test_runs_load_as_one_table(tmp_path, monkeypatch, has_pandas):
     assert column("ece")[0] == 0.1 and np.isnan(column("ece")[1]) and "text" not in found
     with pytest.raises(InvalidArgument, match="There is no complete run in"):
         bfl.load_runs(tmp_path / "unfinished")
+    with pytest.raises(InvalidArgument, match="folder must be the path of a folder that holds runs, and is None"):
+        bfl.load_runs(None)
 
 
 @pytest.fixture(scope="module")

@@ -77,6 +77,7 @@ def test_names_that_are_given_have_the_last_word():
         ({"labels": [1, 2, 1], "class_names": ("a", "b")}, "labels are from 1 to 2, but must be from 0 to 1"),
         ({"labels": [-1, 0, 1], "class_names": ("a", "b")}, "labels are from -1 to 1"),
         ({"labels": ["a", "z", "a"], "class_names": ("a", "b")}, "labels hold 'z', which is none of the 2 class names"),
+        ({"features": TABLE[:0], "labels": np.zeros(0, int)}, "There are no examples: give at least one"),
         ({"labels": np.zeros(3, complex)}, "labels have the type complex128"),
     ],
 )

@@ -274,9 +274,9 @@ def test_embedded_images_are_resized_and_tables_are_refused():
     refuses("belongs to images, and breast_cancer has none", data.load, "breast_cancer", image_size=(4, 4))
 
 
-@pytest.mark.parametrize("size", ["0,3", "3", "3,3,3", "a,b", "2.5,3", (3,), (0, 1), (2.5, 3), 7, "-1,4", ""])
+@pytest.mark.parametrize("size", ["0,3", "3", "3,3,3", "a,b", "2.5,3", (3,), (0, 1), (2.5, 3), 7, "-1,4", "", "4097,4"])
 def test_sizes_that_are_none(size):
-    refuses("must be two whole numbers of at least 1, HEIGHT,WIDTH", data.load, "digits", image_size=size)
+    refuses("must be two whole numbers of 1 to 4,096, HEIGHT,WIDTH", data.load, "digits", image_size=size)
 
 
 def test_an_image_that_is_too_large_to_decode_is_refused(tmp_path):

@@ -129,6 +129,10 @@ def test_an_archive(tmp_path):
     np.savez_compressed(path, **arrays, test_features=images[:3], test_labels=[0, 1, 0])
     data = read_own(path)
     assert data.clients.sizes.tolist() == [10, 10] and data.test.labels.tolist() == [0, 1, 0]
+    np.savez(path, **arrays, test_features=images[:3], test_labels=[0, 1, 2])
+    refuses("The test data have the class '2', which no training example has", read_own, path)
+    np.savez(path, **arrays, test_features=images[:0], test_labels=[])
+    refuses("The test data have no examples", read_own, path)
     np.savez(path, features=images, label=np.arange(20))
     refuses(r"no array 'labels' in .*scans.npz: did you mean 'label'", read_own, path)
     np.savez(path, **{**arrays, "clients": [1, 2]})

@@ -167,9 +167,9 @@ def test_what_has_no_average():
         run(average_rounds=2, process=toys.langevin_like(step=toys.descend(0.1)))
     with pytest.raises(InvalidArgument, match="covariances between weights"):
         run(average_rounds=2, process=algorithms.fl_swag(toys.model_fn, min_examples=2, local_epochs=4))
-    exact = algorithms.laplace(toys.model_fn, structure="diagonal")
-    with pytest.raises(InvalidArgument, match="each round of this algorithm replaces the posterior"):
-        run(average_rounds=2, process=exact)
+    for exact in (algorithms.laplace(toys.model_fn, structure="diagonal"), algorithms.head(toys.model_fn)):
+        with pytest.raises(InvalidArgument, match="each round of this algorithm replaces the posterior"):
+            check_average_rounds(exact, 2, 5)
     low_rank = LowRank((np.zeros(1),), (np.ones(1),), (np.ones([2, 1]),))
     with pytest.raises(InvalidArgument, match="this posterior is a LowRank"):
         RoundAverage(2, 2, HAND[0]._replace(posterior=low_rank))

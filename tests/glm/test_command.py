@@ -283,6 +283,8 @@ def test_random_features_and_an_export(table, tmp_path):
         (["--random", "(intercept)", "--fitted-prior", "--prior-stddev", "1"], "exclude each other"),
         (["--random", "(intercept)", "--leave-out", "h3"], "--leave-out is for --export"),
         (["--random", "(intercept)", "--export", "new", "--leave-out", "h99"], "There is no client 'h99'"),
+        (["--random", "(intercept)", "--export", "new", "--output", "new/in"], "--export and --output name one folder"),
+        (["--random", "(intercept)", "--features", "random:2000"], "coefficients: use fewer features, or more rows"),
     ],
 )
 def test_options_of_features_are_refused_in_one_sentence(table, options, message):

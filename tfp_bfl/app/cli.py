@@ -337,6 +337,9 @@ def run_command_line(arguments: Sequence[str]) -> int:
     except Exception as error:
         if of_system := system_error(error):
             return _fail(_of_the_system(of_system), 1)
+        if isinstance(error, MemoryError):
+            cause = f" ({error})" if str(error) else ""
+            return _fail(f"there is not enough memory{cause}: give fewer or smaller examples.", 1)
         if not place_of(error) or sys.flags.dev_mode:
             raise
         return _fail(f"User-supplied code fails: {failure(error)}.", 1)

@@ -282,6 +282,8 @@ def load_runs(folder: str | os.PathLike[str]) -> Any:
     Example:
       >>> bfl.load_runs("rules")[["rule", "seed", "test_nll"]]  # doctest: +SKIP
     """
+    if not isinstance(folder, (str, os.PathLike)):
+        raise InvalidArgument(f"folder must be the path of a folder that holds runs, and is {shown(folder)}.")
     place = pathlib.Path(folder)
     runs = [run for run in find_runs(place) if written.is_done(run)]
     if not runs:

@@ -124,6 +124,8 @@ def checked_labels(labels: object, num_examples: int, class_names: Sequence[str]
         return np.array([numbers[x] for x in texts], np.int32), names
     if array.dtype.kind not in "biu":
         raise InvalidArgument(f"labels have the type {array.dtype}, but must be class numbers or names.")
+    if not names and not num_examples:
+        raise InvalidArgument("There are no examples: give at least one, with its label.")
     if not names:
         found, array = np.unique(array, return_inverse=True)
         names = tuple(map(str, found))
@@ -160,3 +162,16 @@ def _pixels(images: np.ndarray) -> np.ndarray:
         return images.astype(np.uint8)
     what = f"features are images of numbers from {lowest:g} to {highest:g}"
     raise InvalidArgument(f"{what}, but must be bytes, or floats from 0 to 1: rescale them.")
+
+
+def labels_to_test(labels: Any, class_names: Sequence[str]) -> np.ndarray:
+    """Return the labels of test data as text; there must be one at least, and each a class of the training data."""
+    texts = as_text(np.asarray(labels).tolist())
+    if not len(texts):
+        raise InvalidArgument("The test data have no examples: give at least one, or no test data.")
+    if unknown := sorted({*texts} - {*class_names}) if np.ndim(labels) == 1 else []:
+        raise InvalidArgument(
+            f"The test data have the class {shown(unknown[0])}, which no training example has: leave its examples out, "
+            "or add some to the training data."
+        )
+    return texts

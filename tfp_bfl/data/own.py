@@ -15,12 +15,12 @@ import numpy as np
 
 from tfp_bfl import files
 from tfp_bfl.data.agreement import fit_encoding
-from tfp_bfl.data.checks import checked_labels, checked_targets, exact_features, of_one_form
+from tfp_bfl.data.checks import checked_labels, checked_targets, exact_features, labels_to_test, of_one_form
 from tfp_bfl.data.clients import Clients, rows_by_client
 from tfp_bfl.data.encoding import Feature, Raw, encode, scaled
 from tfp_bfl.data.folders import read_folder, splits
 from tfp_bfl.data.images import image_files
-from tfp_bfl.data.names import as_names, as_text, canonical, check_distinct, check_spelling, value
+from tfp_bfl.data.names import as_names, canonical, check_distinct, check_spelling, value
 from tfp_bfl.data.partitions import generator
 from tfp_bfl.data.parts import Part, PartData
 from tfp_bfl.data.read_examples import (
@@ -257,7 +257,7 @@ def _split(path: object, reading: Reading, test: object) -> tuple[list[Examples]
         held = _held_out(np.zeros(len(train.labels)) if regresses else train.labels, train.owners)
         parts = [train.select(~held), train.select(held)]
     else:
-        labels = given.labels if has_names or regresses else as_text(np.asarray(given.labels).tolist())
+        labels = given.labels if has_names or regresses else labels_to_test(given.labels, train.class_names)
         parts = [train, given._replace(labels=labels, class_names=train.class_names)]
     if regresses:
         checked = [checked_targets(part.labels, len(part.features)) for part in parts]

@@ -15,6 +15,8 @@ Size: TypeAlias = tuple[int, int]
 _BATCH = 256
 # Of pixels of an image that is decoded to be resized.
 MOST_PIXELS = 2**26
+# Of the height or width to which images are resized.
+_MOST_SIDE = 4096
 
 
 def parse_size(value: str | Sequence[int] | None) -> Size | None:
@@ -23,10 +25,9 @@ def parse_size(value: str | Sequence[int] | None) -> Size | None:
         return None
     parts = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, (tuple, list)) else []
     numbers = [int(x) for x in parts if str(x).strip().isdecimal()]
-    if len(parts) != 2 or len(numbers) != 2 or min(numbers) < 1:
-        raise InvalidArgument(
-            f"image_size is {shown(value)}, but must be two whole numbers of at least 1, HEIGHT,WIDTH, such as 224,224."
-        )
+    if len(parts) != 2 or len(numbers) != 2 or min(numbers) < 1 or max(numbers) > _MOST_SIDE:
+        must = f"two whole numbers of 1 to {_MOST_SIDE:,}, HEIGHT,WIDTH, such as 224,224"
+        raise InvalidArgument(f"image_size is {shown(value)}, but must be {must}.")
     return numbers[0], numbers[1]
 
 

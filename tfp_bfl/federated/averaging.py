@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import CLIENT_POSTERIOR, CURVATURE, GAUSSIAN
+from tfp_bfl.contracts import CLIENT_POSTERIOR, CURVATURE, GAUSSIAN, HEAD_SUMS
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.posterior import MeanField
@@ -43,7 +43,7 @@ def check_average_rounds(process: BayesianProcess, average_rounds: int | None, r
         problem = "this algorithm trains a model for each client"
     elif process.client_work.sends == CLIENT_POSTERIOR:
         problem = "the posterior of this algorithm has covariances between weights"
-    elif process.client_work.sends == CURVATURE:
+    elif process.client_work.sends in (CURVATURE, HEAD_SUMS):
         problem = "each round of this algorithm replaces the posterior"
     else:
         return average_rounds

@@ -92,6 +92,9 @@ def glm_model(table: str, family: str, output: str | None, **given: Any) -> None
     _check_options(family, {**given, "output": output})
     if given["export"]:
         _check_output(given["export"], "--export")
+        nested = [os.path.abspath(path) + os.sep for path in (output or os.devnull, given["export"])]
+        if nested[0].startswith(nested[1]) or nested[1].startswith(nested[0]):
+            raise InvalidArgument("--export and --output name one folder, or one within the other: give two.")
     from tfp_bfl import glm
     from tfp_bfl.glm import design, report
 
@@ -134,7 +137,8 @@ def glm_model(table: str, family: str, output: str | None, **given: Any) -> None
     if given["export"]:
         assert isinstance(result, glm.Hierarchical)
         result.save(given["export"], read.client_names, left_out)
-        click.echo(f"{given['export']} holds a SavedModel with {len(read.clients) - len(left_out):,} clients.")
+        known = len(read.clients) - len({*left_out})
+        click.echo(f"{given['export']} holds a SavedModel with {known:,} client{'s' if known != 1 else ''}.")
     if output is not None:
         of = {name: given[name] for name in ("event", "event_value", "exposure")} | {"column": given["outcome"]}
         drawn = report.estimates(result, read, given["level"], options)

@@ -158,6 +158,11 @@ def fit_hierarchical(
             columns, messages = ask_columns(federation, family), 1
             features = draw_features(features, columns.means[1:], columns.stddevs[1:])
         table = expand_rows(table, features)
+        num_rows = sum(len(rows.design) for rows in table.clients)
+        if family == "gaussian" and num_rows <= len(table.names):
+            raise InvalidArgument(
+                f"There are {num_rows:,} rows for {len(table.names):,} coefficients: use fewer features, or more rows."
+            )
         federation = InProcess(table, family, secure_sums)
     if is_fitted:
         groups = np.where(np.arange(len(table.names)) < num_given, 0, 1)

@@ -124,7 +124,8 @@ def floats(values: np.ndarray, what: str) -> np.ndarray:
     try:
         numbers = np.asarray(values, np.float64)
     except (TypeError, ValueError):
-        raise InvalidArgument(f"{what} must be numbers, but hold {shown(values)}.") from None
+        held = values.tolist() if isinstance(values, np.ndarray) else values
+        raise InvalidArgument(f"{what} must be numbers, but hold {shown(held)}.") from None
     bad = np.argwhere(~(np.abs(numbers) < _LARGEST))
     if len(bad):
         at = bad[0].tolist()

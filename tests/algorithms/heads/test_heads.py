@@ -240,12 +240,19 @@ def test_constant_columns_clients_of_one_row_and_a_class_that_nobody_has(head):
         ({"prior_stddev": 1.0}, "prior_stddev is of the heads ridge and softmax"),
         ({"held_back": 0.6}, "held_back"),
         ({"softmax_temperature": 0.0}, "softmax_temperature"),
-        ({"network": models.linear(input_shape=(4097,), num_classes=3)}, "4,097 features and 3 classes, .* 0.4 GiB"),
+        (
+            {"network": models.linear("deterministic", input_shape=(4097,), num_classes=3)},
+            "4,097 features and 3 classes, .* 0.4 GiB",
+        ),
+        (
+            {"network": tf.keras.Sequential([tf.keras.layers.Dense(3, "tanh", input_shape=(4,))])},
+            "An exact head requires",
+        ),
         ({"network": models.linear("flipout", input_shape=(4,), num_classes=3)}, "has variational layers"),
     ],
 )
 def test_refused(options, text):
-    options = {"network": models.linear(input_shape=(4,), num_classes=3), **options}
+    options = {"network": models.linear("deterministic", input_shape=(4,), num_classes=3), **options}
     with pytest.raises(InvalidArgument, match=text):
         algorithms.head(options.pop("network"), **options)
 

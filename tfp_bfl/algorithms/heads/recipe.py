@@ -70,7 +70,7 @@ def head(
 
 
 def _check_size(model: keras.Model) -> None:
-    width, classes = last_dense(model).kernel.shape
+    width, classes = last_dense(model, "An exact head", "use another algorithm").kernel.shape
     if width > MOST_FEATURES or classes > MOST_CLASSES:
         memory = 8 * (3 * width**2 + 2 * (width + 1) * classes) / 2**30
         raise InvalidArgument(

@@ -18,15 +18,8 @@ from tfp_bfl.algorithms.heads.posterior import (
     fitted_temperature,
     sent,
 )
-from tfp_bfl.algorithms.heads.sums import (
-    HEAD_SUMS,
-    TEMPERATURES,
-    ClassSums,
-    HeadMessage,
-    HeadSums,
-    first_message,
-)
-from tfp_bfl.contracts import Needs, ServerStep, total_of
+from tfp_bfl.algorithms.heads.sums import TEMPERATURES, ClassSums, HeadMessage, HeadSums, first_message
+from tfp_bfl.contracts import HEAD_SUMS, Needs, ServerStep, total_of
 from tfp_bfl.servers.pooled import check_point_weights
 from tfp_bfl.weights import ModelWeights
 

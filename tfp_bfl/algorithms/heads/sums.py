@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl import keras
-from tfp_bfl.contracts import TOTAL, ClientWork, ModelRule, Pooled, Work
+from tfp_bfl.contracts import HEAD_SUMS, TOTAL, ClientWork, ModelRule, Pooled, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import check_count, check_number
 from tfp_bfl.layers import as_floats, sampling
@@ -18,7 +18,6 @@ from tfp_bfl.models import as_model_fn
 from tfp_bfl.tensors import Array
 from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage, TrainingMetrics, assign_weights, split_head
 
-HEAD_SUMS = "head sums"
 # Softmax temperatures of which clients send the loss of their held-back rows.
 TEMPERATURES = np.exp(np.linspace(-3.0, 3.0, 61))
 _AT_ONE = len(TEMPERATURES) // 2

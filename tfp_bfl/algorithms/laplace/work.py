@@ -178,15 +178,17 @@ def _check_one_network(model: keras.Model) -> None:
         )
 
 
-def last_dense(model: keras.Model) -> keras.layers.Dense:
+def last_dense(
+    model: keras.Model, what: str = "The structure 'last_layer'", otherwise: str = "use the structure 'diagonal'"
+) -> keras.layers.Dense:
     """Return the last layer of a model of `network_of`, which must be dense, with bias and without activation."""
     _check_one_network(model)
     last = split_head(model).head.layers[-1]
     linear = keras.activations.linear
     if not isinstance(last, keras.layers.Dense) or not last.use_bias or last.activation is not linear:
         raise InvalidArgument(
-            f"The structure 'last_layer' requires a keras.layers.Dense with bias and without activation at the end, "
-            f"but {model.name!r} ends with {last.name!r}: change that layer, or use the structure 'diagonal'."
+            f"{what} requires a keras.layers.Dense with bias and without activation at the end, "
+            f"but {model.name!r} ends with {last.name!r}: change that layer, or {otherwise}."
         )
     return last
 

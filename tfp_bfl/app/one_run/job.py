@@ -137,6 +137,9 @@ def prepare(
         train, test, shares = read.result()
     bfl.federated.check_clients(process, shares.clients, config.cohort_size, config.popularity)
     bfl.federated.check_average_rounds(process, config.average_rounds, config.rounds)
+    if config.augmentation is not None and len(train.element_shape) != 3:
+        what = "features of the backbone" if config.backbone else f"examples of shape {list(train.element_shape)}"
+        raise InvalidArgument(f"augmentation is of images, and the model takes {what}: leave it out.")
     if weights != POINT or methods.POINT in methods.method_of(config.algorithm).requires or config.ensemble:
         number = min(test.num_examples, EXAMPLES_AT_ONCE)
         bfl.evaluation.check_num_samples(records.num_samples(config), number, test.num_outputs)
