@@ -52,7 +52,7 @@ def smaller(command):
     words = [
         SMALLER.get((before, word), SMALLER.get((before, None), word)) for before, word in zip(["", *words], words)
     ]
-    if words[0] in ("run", "sweep") and not {"--resume", "--config"} & {*words}:
+    if words[0] in ("run", "sweep") and not {"--resume", "--config", "--start"} & {*words}:
         words += [] if "--rounds" in words else ["--rounds", "2"]
         words += [] if {"--clients", "--client-column"} & {*words} else ["--examples-per-client", "40"]
         words += LESS if "--engine" not in words else LESS[:-2]
@@ -110,6 +110,7 @@ def write_files(page):
     images = rng.integers(0, 255, size=(60, 8, 8, 1)).astype(np.uint8)
     np.savez("scans.npz", features=images, labels=np.resize([0, 1], 60))
     np.savez("more.npz", features=images[:3])
+    np.savez("embeddings.npz", features=rng.normal(size=(90, 5)), labels=rows % 3, clients=np.repeat(range(10), 9))
     for i, image in enumerate(images):
         clients = (("north", "south")[i % 2], ("odd", "even")[i // 2 % 2]) if page == "own_data.md" else ()
         paths = [pathlib.Path("scans", *clients, f"{i}.png"), *[pathlib.Path("scan.png")] * (i == 0)]
