@@ -71,13 +71,7 @@ def make_functions(
     answers, stochastic = head(target), is_stochastic(model)
     scaled = tf.TensorSpec([None, *model.input_shape[1:]], tf.float32, "images")
 
-    def standardised(rows: tf.Tensor) -> tf.Tensor:
-        """Return rows as the model takes them, float32: computed in their type, rounded once."""
-        if not columns:
-            return rows
-        # Not tensors, which a SavedModel would hold as objects of their own.
-        means, stddevs = (np.array([column[i] for column in columns], rows.dtype.as_numpy_dtype) for i in (1, 2))
-        return tf.cast((rows - means) / stddevs, tf.float32)
+    standardised = functools.partial(_standardised, columns=columns)
 
     def prepared(images: tf.Tensor) -> tf.Tensor:
         checked = _scaled(images)
@@ -104,14 +98,7 @@ def make_functions(
     at_sample = traced(pair)(of_sample) if columns or target else draw.get_concrete_function()
 
     # Not traced for nothing: a function without variables would be an operation of its own.
-    features_of = penultimate(model) if unusual is not None else None
-
-    def score(images: tf.Tensor) -> dict[str, tf.Tensor]:
-        assert unusual is not None and features_of is not None
-        with _portable(model), sampling("mean"):
-            return {"unusual": unusual_score(unusual, features_of(images), images)}
-
-    scored = (lambda images: {}) if unusual is None else traced()(score)
+    scored = (lambda images: {}) if unusual is None else traced()(_scoring(model, unusual))
 
     @traced()
     def at_mean(images: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -159,6 +146,26 @@ def make_functions(
     for function in (mean, sample, predict, abstain):
         setattr(module, function.__name__, tf.function(function, autograph=False))
     return module
+
+
+def _standardised(rows: tf.Tensor, columns: Sequence[Sequence[Any]]) -> tf.Tensor:
+    """Return rows as the model takes them, float32: computed in their type, rounded once."""
+    if not columns:
+        return rows
+    # Not tensors, which a SavedModel would hold as objects of their own.
+    means, stddevs = (np.array([column[i] for column in columns], rows.dtype.as_numpy_dtype) for i in (1, 2))
+    return tf.cast((rows - means) / stddevs, tf.float32)
+
+
+def _scoring(model: keras.Model, unusual: Unusual) -> Callable[[tf.Tensor], Outputs]:
+    """Return the function that says how unusual images are."""
+    features_of = penultimate(model)
+
+    def score(images: tf.Tensor) -> Outputs:
+        with _portable(model), sampling("mean"):
+            return {"unusual": unusual_score(unusual, features_of(images), images)}
+
+    return score
 
 
 def on_features(of_features: tf.Module, backbone: keras.Model) -> tf.Module:
