@@ -47,7 +47,7 @@ def head(data: Data, options: dict[str, Any]) -> dict[str, Any]:
         clients = bfl.data.Clients(source, [np.arange(len(data["ytr"]))])
 
     def fitted(of: Any) -> Any:
-        network = bfl.models.linear(input_shape=(width,), num_classes=10)
+        network = bfl.models.linear("deterministic", input_shape=(width,), num_classes=10)
         process = bfl.algorithms.head(network, head=options["head"], element_spec=of.element_spec)
         return bfl.simulate(process, of, options["rounds"], engine="local")
 

@@ -208,7 +208,6 @@ WHOLE = "is subclassed or inside '{}', which Keras 3 computes as a whole"
         (with_layer(masked), WHOLE.format(".*")),
         (with_layer(subclassed), WHOLE.format("own")),
         (with_layer(lambda of: of.DenseFlipout(3, activity_regularizer="l2")), "losses of its own"),
-        (with_layer(lambda of: of.DenseFlipout(3, trainable=False)), "frozen"),
         (with_layer(lambda of: custom(bfl.layers.DenseFlipout(3))), "holds 'dense_flipout.*', a layer of Keras 2, who"),
         (with_layer(lambda of: keras.layers.Dropout(0.5)), "set its dropout to 0, or use .*keras_3.MCDropout"),
     ],
@@ -217,6 +216,15 @@ def test_what_cannot_be_trained_is_one_sentence(model_fn, match):
     with pytest.raises(InvalidArgument, match=match) as error:
         bfl.algorithms.variational(model_fn, **FIT)
     assert "\n" not in str(error.value)
+
+
+def test_frozen_layers_are_constants():
+    """A variational layer that is frozen has no posterior, and each model that is built has its first weights."""
+    model_fn = with_layer(lambda of: of.DenseFlipout(3, trainable=False, kernel_initializer=keras.initializers.Ones()))
+    process = bfl.algorithms.default(model_fn, **FIT)
+    weights = process.initialize().weights
+    assert not weights.posterior.mean and [x.shape for x in weights.point] == [(3, 3), (3,)]
+    np.testing.assert_array_equal(process.model_fn().layers[1].get_weights()[0], np.ones([4, 3]))
 
 
 def test_a_nested_model_that_is_called_with_training_is_one_sentence():

@@ -64,7 +64,8 @@ class Keras3Layer(keras.layers.Layer):
         return self.add_weight(shape, initializer, name=name, constraint=project, autocast=autocast)
 
     def _add_kl(self) -> None:
-        self.variational_weights[0].scale.regularizer = _KL(self)
+        if self.variational_weights:  # None of a frozen layer.
+            self.variational_weights[0].scale.regularizer = _KL(self)
 
 
 _register = keras.saving.register_keras_serializable("tfp_bfl")

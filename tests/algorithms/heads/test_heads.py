@@ -31,7 +31,7 @@ def sums_of(x, y, classes=CLASSES):
 
 
 def run(head, clients, rounds=2, **options):
-    network = models.linear(input_shape=(SIZE,), num_classes=CLASSES)
+    network = models.linear("deterministic", input_shape=(SIZE,), num_classes=CLASSES)
     process = algorithms.head(network, head=head, element_spec=clients.element_spec, **options)
     return process, federated.simulate(process, clients, rounds, engine="local")
 

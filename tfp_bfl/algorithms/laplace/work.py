@@ -163,17 +163,17 @@ def laplace_weights(model: keras.Model, structure: str = "last_layer") -> list[t
     return weights
 
 
-def _check_one_network(model: keras.Model) -> None:
+def _check_one_network(model: keras.Model, what: str = "Laplace's approximation") -> None:
     if layout(model).variational:
         raise InvalidArgument(
-            f"Laplace's approximation finds a posterior over point weights, and {model.name!r} has variational layers: "
+            f"{what} finds a posterior over point weights, and {model.name!r} has variational layers: "
             "build the model with kind 'deterministic'."
         )
     masks = [x for x in model._flatten_layers() if isinstance(x, MCDropout) and x.rate and x.trainable]
     dropout = [x.name for x in masks if x.at_prediction]
     if dropout:
         raise InvalidArgument(
-            f"Laplace's approximation is at the mode of one network, and the layer {dropout[0]!r} draws masks at "
+            f"{what} is of one network, and the layer {dropout[0]!r} draws masks at "
             "prediction too: build the model with kind 'deterministic', or convert it by models.deterministic."
         )
 
@@ -182,7 +182,7 @@ def last_dense(
     model: keras.Model, what: str = "The structure 'last_layer'", otherwise: str = "use the structure 'diagonal'"
 ) -> keras.layers.Dense:
     """Return the last layer of a model of `network_of`, which must be dense, with bias and without activation."""
-    _check_one_network(model)
+    _check_one_network(model, what)
     last = split_head(model).head.layers[-1]
     linear = keras.activations.linear
     if not isinstance(last, keras.layers.Dense) or not last.use_bias or last.activation is not linear:
