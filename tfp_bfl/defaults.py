@@ -15,6 +15,10 @@ _OF_ONE_ROUND = {
     "server_optimizer": "its one round gives the posterior itself, and no change to step along",
     "schedule": "it has one round",
 }
+_OF_SUMS = {
+    "server_optimizer": "sums of the clients give the posterior itself, and no change to step along",
+    "schedule": "no learning rate decides it",
+}
 _OF_FACTORS = {
     "server_optimizer": "the posterior is the prior times the clients' factors, and a step of the server would part it "
     "from them; damping makes the steps of both smaller"
@@ -26,6 +30,7 @@ _OF_DEFAULT = {
 # Options that most algorithms have, and why some can't.
 _REFUSED = {
     "default": _OF_DEFAULT,
+    "head": _OF_SUMS,
     **dict.fromkeys(("qlsd", "dg_sgld", "fsgld"), _OF_CHAINS),
     **dict.fromkeys(("fl_swag", "laplace", "last_layer"), _OF_ONE_ROUND),
     **dict.fromkeys(("partitioned_vi", "bayesian_admm", "fed_lap"), _OF_FACTORS),

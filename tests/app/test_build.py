@@ -207,13 +207,14 @@ def test_no_path_of_this_machine_travels_with_a_model():
 def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
     """Check the optimizer and the rate of every algorithm; only variational can give another one."""
     own = {"robust": "median", "update_prior": True} if name == "variational" else {}
-    if name not in CHAINS:
+    if name not in (*CHAINS, "head"):
         own |= {"local_epochs": 7, "learning_rate": 0.25}
         if name not in ("default", "fl_swag"):
             own |= {"learning_rate_decay": 0.5, "max_change_norm": 0.1}
     given = {}
     monkeypatch.setattr(bfl.algorithms, "variational", lambda model_fn, **options: given.update(options))
-    config = {**SMALL, "algorithm": name, "batch_size": 8, "pretrain_share": 0.2}
+    batch = {} if name == "head" else {"batch_size": 8}  # Whose sums do not depend on batches.
+    config = {**SMALL, "algorithm": name, **batch, "pretrain_share": 0.2}
     build.pretraining(make_config(None, {**config, **own}), SOURCE)
     assert given.pop("rule") == "naive_weighted_average"
     usual = default_rate(DEFAULT_INFERENCE)
@@ -221,7 +222,7 @@ def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
     assert rate == pytest.approx(0.25 if name in ("default", "variational") else usual)
     assert given.pop("element_spec") == SOURCE.element_spec
     assert given == {
-        **{"local_epochs": 1, "batch_size": 8, "weighting": "equal", "robust": None},
+        **{"local_epochs": 1, "batch_size": batch.get("batch_size", 32), "weighting": "equal", "robust": None},
         **{"max_change_norm": None, "compressor": None, "per_tensor": False, "error_memory": False},
         **{"variance_bits": None, "augmentation": None, "server_optimizer": None},
         **{"update_prior": False, "pretrained": True},

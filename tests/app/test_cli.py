@@ -186,7 +186,7 @@ def test_help_lists_every_option(capsys):
     own = text[text.index("Options of fl_swag:") :]
     own = own[: own.index("\n\n")]
     assert "--max-columns" in own and "--rounds" not in own and "--rule" not in own
-    assert "[default: 60; 1 for fl_swag; 30 for" in " ".join(text.split())
+    assert "[default: 60; 1 for fl_swag; 2 for head; 30 for" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("given", [["--algorithm", "fed_prox"], ["--algorithm=FedProx"]])

@@ -133,7 +133,7 @@ def test_algorithms_in_words():
     assert in_words(["fl_swag", "fed_pa", "fed_kp"]) == "fl_swag, fed_pa and fed_kp"
     assert in_words(name for name in ALGORITHMS if name not in ("qlsd", "fed_be")) == "all but fed_be and qlsd"
     assert in_words(ALGORITHMS).startswith("default, variational, ") and in_words(ALGORITHMS).endswith(" and fed_*")
-    assert default_in_words("rounds", 60).startswith("60; 1 for fl_swag; 30 for scaffold and fed_*; ")
+    assert default_in_words("rounds", 60).startswith("60; 1 for fl_swag; 2 for head; 30 for scaffold and fed_*; ")
     assert default_in_words("kernel_start", "clients") == "clients"
     assert default_in_words("burn_in_rounds", None) == ""
 
