@@ -55,9 +55,9 @@ def elsewhere(monkeypatch, features):
     """Makes `--ood elsewhere` a dataset with these features."""
     load = bfl.data.load
 
-    def patched(name, split="train", data_dir=None):
+    def patched(name, split="train", data_dir=None, image_size=None):
         if name != "elsewhere":
-            return load(name, split, data_dir)
+            return load(name, split, data_dir, image_size)
         return bfl.data.Source(name, split, features, np.zeros(len(features), np.int32), ("one", "two"))
 
     monkeypatch.setattr(bfl.data, "load", patched)
