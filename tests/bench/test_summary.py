@@ -259,7 +259,7 @@ def test_a_method_of_which_most_runs_are_not_finished_is_never_bold(tmp_path):
     records = made_up.records()
 
     def bold(falling):
-        """Whether it is bold in a table, if the NLL of so many of its three runs still falls at the end."""
+        """Return whether it is bold in a table, if the NLL of so many of its three runs still falls at the end."""
         for record in records:
             if record["method"] == "fl_swag":
                 record["rounds"][-1]["test_nll"] = 0.0 if record["seed"] < falling else 9.0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.algorithms.heads.sums import ClassSums, eigh, symmetric
+from tfp_bfl.algorithms.heads.sums import ClassSums, eigh, symmetric, with_intercept
 
 _GRIDS, _POINTS = 5, 65
 
@@ -61,7 +62,7 @@ def fit_ridge(sums: ClassSums, stddev: float | None = None) -> Ridge:
         if stddev is not None:
             noise = penalty[:, 0] * stddev**2
         shrunk = classes * tf.reduce_sum(tf.math.log(penalty / (values + penalty)), 1)
-        return (shrunk - free * tf.math.log(2 * 3.141592653589793 * noise) - left / noise) / 2, noise
+        return (shrunk - free * tf.math.log(2 * math.pi * noise) - left / noise) / 2, noise
 
     middle = tf.math.log(tf.maximum(tf.reduce_mean(values), 1e-12))
     low, high = middle - 25.0, middle + 12.0
@@ -78,8 +79,5 @@ def fit_ridge(sums: ClassSums, stddev: float | None = None) -> Ridge:
 
 def row_factors(fit: Ridge) -> tuple[tf.Tensor, tf.Tensor]:
     """Return L [F + 1, F + 1] and d [F + 1] with the row covariance L diag(d^2) L^T of W and b."""
-    below = -tf.linalg.matvec(fit.vectors, fit.centre, transpose_a=True)
-    left = tf.concat([fit.vectors, below[tf.newaxis]], 0)
-    last = tf.one_hot(tf.shape(left)[0] - 1, tf.shape(left)[0], dtype=tf.float64)
     variances = tf.concat([fit.noise / (fit.values + fit.penalty), [fit.noise / fit.num_examples]], 0)
-    return tf.concat([left, last[:, tf.newaxis]], 1), tf.sqrt(variances)
+    return with_intercept(fit.vectors, fit.centre), tf.sqrt(variances)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.algorithms.heads.sums import ClassSums, eigh, symmetric
+from tfp_bfl.algorithms.heads.sums import ClassSums, eigh, symmetric, with_intercept
 
 
 class Basis(NamedTuple):
@@ -31,11 +31,7 @@ def basis_of(sums: ClassSums) -> Basis:
     known = variance > 1e-12 * (tf.reduce_mean(variance) + tf.square(centre))
     scale = tf.where(known, tf.math.rsqrt(tf.where(known, variance, 1.0)), 1.0)
     values, vectors = eigh(scatter * scale * scale[:, tf.newaxis])
-    kernel = vectors * scale[:, tf.newaxis]
-    below = -tf.linalg.matvec(kernel, centre, transpose_a=True)
-    left = tf.concat([kernel, below[tf.newaxis]], 0)
-    last = tf.one_hot(size, size + 1, dtype=tf.float64)[:, tf.newaxis]
-    return Basis(tf.concat([left, last], 1), tf.concat([values, [number]], 0))
+    return Basis(with_intercept(vectors * scale[:, tf.newaxis], centre), tf.concat([values, [number]], 0))
 
 
 def descend(basis: Basis, at: tf.Tensor, gradient: tf.Tensor, prior_precision: tf.Tensor) -> tf.Tensor:

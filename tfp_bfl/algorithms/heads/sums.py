@@ -206,8 +206,18 @@ def eigh(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.maximum(values, 0.0), vectors * tf.where(largest < 0, -tf.ones_like(largest), tf.ones_like(largest))
 
 
+def with_intercept(vectors: tf.Tensor, centre: tf.Tensor) -> tf.Tensor:
+    """Return directions of the weights on centred features [F, P] as those on raw ones, with the bias as the last row
+    and direction [F + 1, P + 1].
+    """
+    below = -tf.linalg.matvec(vectors, centre, transpose_a=True)
+    left = tf.concat([vectors, below[tf.newaxis]], 0)
+    last = tf.one_hot(tf.shape(left)[0] - 1, tf.shape(left)[0], dtype=tf.float64)
+    return tf.concat([left, last[:, tf.newaxis]], 1)
+
+
 def summed() -> ModelRule[Any, Any]:
-    """Build the rule of the sum over all clients, of which secure aggregation hides the parts.
+    """Build the rule of the sum over all clients, which is all that secure aggregation shows.
 
     sum_k b_k x_k,   x_k the sums of client k by its number of examples, b_k its weight
 
