@@ -299,7 +299,7 @@ def convolution():
 @pytest.mark.parametrize(
     ("model_fn", "last_layer", "message"),
     [
-        (mlp(kind="flipout"), False, "the layers of 'linear_flipout' have one of their own: build the model with kind "),
+        (mlp(kind="flipout"), False, "the layers of 'linear_flipout' have one of their own: build the model with k"),
         (mlp(kind="flipout", hidden=(3,)), True, "kind 'deterministic' or 'mc_dropout'"),
         (convolution, True, "must be a keras.layers.Dense .*'convolution' ends with Conv2D"),
     ],
