@@ -1,4 +1,7 @@
-"""Modules and names that are imported when they are first used, as what they need takes seconds."""
+"""Modules and names that are imported when they are first used, as what they need takes seconds.
+
+`tf` and `keras` are TensorFlow and `tfp_bfl.keras`, so that refusals come without them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import ast
 import importlib
 import pathlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 
 def export_later(package: str) -> None:
@@ -32,7 +35,7 @@ def export_later(package: str) -> None:
 
 
 class Later:
-    """A module that is imported when an attribute of it is first asked for, so that refusals come without TensorFlow.
+    """A module that is imported when an attribute of it is first asked for.
 
     Args:
       name: of the module.
@@ -43,6 +46,14 @@ class Later:
 
     def __getattr__(self, attribute: str) -> Any:
         return getattr(importlib.import_module(self._name), attribute)
+
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tfp_bfl import keras
+else:
+    tf, keras = Later("tensorflow"), Later("tfp_bfl.keras")
 
 
 def engine(name: str) -> Any:

@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,20 +20,13 @@ from tfp_bfl.app.options.afterwards import After
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import NO_CODE
 from tfp_bfl.errors import InvalidArgument, check_number
-from tfp_bfl.faces import Later
+from tfp_bfl.faces import keras, tf
 from tfp_bfl.files import name
 from tfp_bfl.files.writing import begun
 from tfp_bfl.options.fits import check_exact as check_exact
 from tfp_bfl.options.fits import check_one_network as check_one_network
 from tfp_bfl.options.fits import check_start
 from tfp_bfl.options.methods import ALGORITHMS, PERSONAL, in_words
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-
-    from tfp_bfl import keras
-else:
-    tf = Later("tensorflow")
 
 _ROUNDS, _ROUNDS_OF_SOFTMAX = 10, 21
 # Posterior temperatures among which held-out rows choose.

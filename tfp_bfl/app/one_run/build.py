@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import backbone, datasets
@@ -15,12 +15,10 @@ from tfp_bfl.app.options.own_model import NO_CODE, OF_A_MODEL, Code, check_names
 from tfp_bfl.app.options.resolve import LIKELIHOOD, check_effect, resolved, stated, weights_of
 from tfp_bfl.defaults import TEMPERATURE_OF_DEFAULT
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.faces import keras
 from tfp_bfl.files.code import code_name
 from tfp_bfl.options import fits
 from tfp_bfl.options.methods import OWN, argument_names, arguments, fitted, method_of
-
-if TYPE_CHECKING:
-    from tfp_bfl import keras
 
 BATCH_NORM_EXAMPLES = 500
 # Options of a user's algorithm that are part of an argument.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,12 +14,6 @@ from tfp_bfl import files
 from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, config_in, in_columns, num_samples, read_predictions
 from tfp_bfl.data.partitions import generator
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.faces import Later
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-else:
-    tf = Later("tensorflow")
 
 BY = ("entropy", "epistemic")
 # Held-out examples that are read: those of a share of the training data.
@@ -196,7 +190,7 @@ def _in_words(row: Mapping[str, Any], name: str) -> str:
 
 def entropy(probabilities: np.ndarray) -> np.ndarray:
     """Return the entropy of distributions [B, C], divided by log C: [B]."""
-    found: np.ndarray = bfl.evaluation.summarise(tf.constant(probabilities)[tf.newaxis]).entropy.numpy()
+    found: np.ndarray = bfl.evaluation.summarise(probabilities[np.newaxis]).entropy.numpy()
     return found
 
 

@@ -7,7 +7,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,14 +16,8 @@ from tfp_bfl.app.one_run.predict import BATCH_SIZE, read_examples
 from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, config_in, is_private, num_samples, read_predictions
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.faces import Later
 from tfp_bfl.files import name
 from tfp_bfl.files.arrays import read_arrays, write_arrays
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-else:
-    tf = Later("tensorflow")
 
 HISTOGRAMS = "training_histograms.npz"
 _MOST_BYTES = 2**26
@@ -158,7 +152,7 @@ def _answers(model: pathlib.Path, examples: Any, config: RunConfig) -> dict[str,
     loaded = bfl.export.load(model)
     parts = []
     for start in range(0, len(examples), BATCH_SIZE):
-        batch = tf.constant(examples[start : start + BATCH_SIZE])
+        batch = examples[start : start + BATCH_SIZE]
         answer = loaded.predict(batch, num_samples=num_samples(config), seed=config.seed)
         parts.append({key: value.numpy() for key, value in answer.items()})
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}

@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich import box
@@ -21,16 +21,8 @@ from tfp_bfl.app.one_run.calibrate import entropy
 from tfp_bfl.data.names import as_names
 from tfp_bfl.data.rows import read_clients
 from tfp_bfl.errors import InvalidArgument, check_count, shown
-from tfp_bfl.faces import Later
 from tfp_bfl.files import name as name_of
 from tfp_bfl.files.tables import to_csv
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-
-    from tfp_bfl.export import signatures
-else:
-    tf, signatures = Later("tensorflow"), Later("tfp_bfl.export.signatures")
 
 # Examples at once; the weight samples are the same for all.
 BATCH_SIZE = 250
@@ -142,7 +134,7 @@ def predict(
         )
     facts: Any = info.model
     calibration = bfl.export.calibration_of(info)
-    number = num_samples or (calibration.num_samples if calibration else signatures.NUM_SAMPLES)
+    number = num_samples or (calibration.num_samples if calibration else bfl.export.signatures.NUM_SAMPLES)
     loaded = bfl.export.load(folder)
     notes: list[str] = []
     examples = read_examples(info, images, separator, notes)
@@ -151,7 +143,7 @@ def predict(
     rows: list[AnyRow] = []
     for start in range(0, len(examples.names), BATCH_SIZE):
         part = slice(start, start + BATCH_SIZE)
-        answer = loaded.predict(tf.constant(examples.pixels[part]), num_samples=number, seed=seed or 0)
+        answer = loaded.predict(examples.pixels[part], num_samples=number, seed=seed or 0)
         values = {name: value.numpy() for name, value in answer.items()}
         if regresses:
             rows += _as_numbers(examples.names[part], values, max_uncertainty)

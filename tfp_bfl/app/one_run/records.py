@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,18 +17,10 @@ from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import at_last, stated
 from tfp_bfl.data.equal_partitions import GIVEN
 from tfp_bfl.errors import InvalidArgument, shown
-from tfp_bfl.faces import Later
+from tfp_bfl.faces import keras, tf
 from tfp_bfl.files.arrays import read_arrays
 from tfp_bfl.labels import duration
 from tfp_bfl.options.fits import is_private as is_private
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-
-    from tfp_bfl import keras
-    from tfp_bfl.plots import RunResults
-else:
-    tf = Later("tensorflow")
 
 UNCERTAINTIES = ("entropy", "aleatoric", "epistemic", "mutual_information")
 # Of a prediction of a number.
@@ -150,7 +142,7 @@ def results(
     predictions: Mapping[str, np.ndarray],
     test: bfl.data.Source,
     clients: bfl.data.Clients,
-) -> RunResults:
+) -> bfl.plots.RunResults:
     """Return the contents of a run's report; `predictions` are the arrays of its predictions.npz."""
     settings = stated(config, weights_in(summary), at_last(summary.get("trained") or {}, rounds))
     return bfl.plots.RunResults(

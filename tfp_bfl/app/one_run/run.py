@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -24,13 +24,7 @@ from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import NO_CODE, Code
 from tfp_bfl.app.options.resolve import at_last
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.faces import Later
 from tfp_bfl.options.methods import method_of
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-else:
-    tf = Later("tensorflow")
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import GAUSSIAN, POINT, resolved, title
 from tfp_bfl.errors import Error, InvalidArgument, lookup
-from tfp_bfl.faces import Later
+from tfp_bfl.faces import tf
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import write_arrays
 from tfp_bfl.files.writing import begun, space
@@ -34,12 +34,8 @@ from tfp_bfl.labels import duration, label_of
 from tfp_bfl.options import choices
 
 if TYPE_CHECKING:
-    import tensorflow as tf
-
     from tfp_bfl.app.one_run.job import Job
     from tfp_bfl.app.one_run.pipeline import Finished
-else:
-    tf = Later("tensorflow")
 
 # A figure's width.
 FIGURE_PIXELS = 960
