@@ -19,7 +19,7 @@ from tfp_bfl.export import info as information
 from tfp_bfl.export import loading, model_card
 from tfp_bfl.export.info import Info
 from tfp_bfl.export.paths import find, new_folder
-from tfp_bfl.export.signatures import make_functions, make_signatures, on_features
+from tfp_bfl.export.signatures import make_functions, make_signatures
 from tfp_bfl.files.writing import begun, space
 from tfp_bfl.weights.model_weights import check_keras_2
 
@@ -167,8 +167,8 @@ def _write(
     backbone: keras.Model | None,
 ) -> None:
     features = information.features_of(info)
-    module = make_functions(model, information.columns_of(info), information.target_of(info), features, unusual)
-    module = module if backbone is None else on_features(module, backbone)
+    columns, target = information.columns_of(info), information.target_of(info)
+    module = make_functions(model, columns, target, features, unusual, backbone)
     signatures = make_signatures(module, (backbone or model).input_shape[1:], features)
     with tempfile.TemporaryDirectory() as draft:
         asset = pathlib.Path(draft) / information.NAME
