@@ -14,8 +14,7 @@ import numpy as np
 import tensorflow as tf
 from scipy import stats
 
-from tfp_bfl.errors import InvalidArgument, check_count, lookup
-from tfp_bfl.evaluation.limits import check_share
+from tfp_bfl.errors import InvalidArgument, check_count, check_share, lookup
 from tfp_bfl.evaluation.metrics import correct, of_classes
 
 # Interval of a proportion -> its name in SciPy.

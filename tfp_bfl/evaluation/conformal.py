@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special, stats
 
-from tfp_bfl.errors import LARGEST, MOST_NAMES, InvalidArgument, check_count, check_number
-from tfp_bfl.evaluation.limits import check_share
+from tfp_bfl.errors import LARGEST, MOST_NAMES, InvalidArgument, check_count, check_number, check_share
 from tfp_bfl.evaluation.metrics import check_probabilities, of_classes
 from tfp_bfl.named import Table, WithArgument, parse
 

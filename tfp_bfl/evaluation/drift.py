@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special, stats
 
-from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.evaluation.limits import check_share
+from tfp_bfl.errors import InvalidArgument, check_share
 
 # The chi-square distribution is close enough where each bin has this many expected examples (Cochran 1954: 5).
 LEAST_EXPECTED = 10

@@ -13,8 +13,7 @@ import tensorflow as tf
 from scipy import special
 
 from tfp_bfl import keras
-from tfp_bfl.errors import InvalidArgument, check_number
-from tfp_bfl.evaluation.limits import check_share
+from tfp_bfl.errors import InvalidArgument, check_number, check_share
 from tfp_bfl.evaluation.predictive import draw_outputs, sampled_batches
 from tfp_bfl.weights import mean_and_log_variance
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from tfp_bfl.errors import InvalidArgument, check_count
-from tfp_bfl.evaluation.limits import check_share
+from tfp_bfl.errors import InvalidArgument, check_count, check_share
 
 
 class Repeats(NamedTuple):
