@@ -184,10 +184,8 @@ class Surrogates(Group):
                 "fsgld fits a Gaussian to the data of each client before the first round, and sites do not send data: "
                 "choose another algorithm, such as qlsd."
             )
-        from tfp_bfl.algorithms.chains import local_langevin
-
         given = {"prior_stddev": config.prior_stddev, "max_steps": self.surrogate_steps, **likelihood}
-        return {"surrogates": local_langevin.fit_surrogates(model_fn, held, **given)}
+        return {"surrogates": bfl.algorithms.chains.local_langevin.fit_surrogates(model_fn, held, **given)}
 
 
 class Adaptation(Group):
@@ -299,6 +297,6 @@ class OwnVariances(Group):
         return {
             **given,
             "num_clients": config.clients,
-            "variance_options": {name: x for name, x in variances.items() if x is not None},
+            "variance_options": variances,
             "server_options": {**given["server_options"], "capped": not self.uncapped},
         }

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.defaults import LOCAL_EPOCHS
 from tfp_bfl.errors import InvalidArgument, check_noise
+from tfp_bfl.faces import keras
 from tfp_bfl.options import choices, class_weights
 from tfp_bfl.options.group import (
     INT32_MAX,
@@ -105,9 +106,6 @@ class LocalOptimizer(Group):
         names=choices.OPTIMIZERS,
     )
 
-    def arguments(self, config: Any, given: dict[str, Any], unlabelled: Callable[[], Any]) -> dict[str, Any]:
-        return given if self.optimizer else {name: x for name, x in given.items() if name != "optimizer_fn"}
-
 
 class Momentum(Group):
     """Clients step by SGD; its momentum is that of the optimizer `momentum` where one can be chosen."""
@@ -124,8 +122,6 @@ class Momentum(Group):
     def arguments(self, config: Any, given: dict[str, Any], unlabelled: Callable[[], Any]) -> dict[str, Any]:
         if not config.has("optimizer"):
             return given
-        from tfp_bfl import keras
-
         given = {name: x for name, x in given.items() if name != "momentum"}
         if config.optimizer in (None, "momentum"):
             given["optimizer_fn"] = lambda: keras.optimizers.SGD(momentum=self.momentum)
@@ -157,10 +153,6 @@ class Inference(Group):
         "that of the inference.",
         names=choices.NOISES,
     )
-
-    def arguments(self, config: Any, given: dict[str, Any], unlabelled: Callable[[], Any]) -> dict[str, Any]:
-        recipes_own = ("inference", "noise", "temperature", "kl", "rule")
-        return {name: x for name, x in given.items() if x is not None or name not in recipes_own}
 
 
 class RoundPosterior(Group):

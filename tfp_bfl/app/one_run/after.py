@@ -74,8 +74,8 @@ def find_posterior(
     if options.algorithm == "last_layer":
         more["rounds"] = len(result.rounds)
     elif options.structure == "diagonal" and job.train.target is None:
-        given: dict[str, Any] = {"num_samples": config.num_samples, "seed": config.seed, "linearised": True}
-        scores = bfl.evaluation.evaluate(model_at(value, job, state), job.test.features, job.test.labels, **given)
+        score = build.scorer(config, job.test)
+        scores = score(model_at(value, job, state), job.test.features, job.test.labels, linearised=True)
         more |= {f"linearised_{x}": scores.metrics[x] for x in ("accuracy", "test_nll", "ece")}
     return write(folder, config, data, at(value, state), **more)
 
@@ -264,7 +264,8 @@ def write(folder: pathlib.Path, config: RunConfig, data: bfl.data.OwnData, state
     """
     train, test = data.train, data.test
     make = _model_fn(config, test, state)
-    model = bfl.weights.predictive_model(make(), state.pool(), _batch_norm_examples(config, data))
+    server = datasets.shares(config, train, data.clients).server if config.algorithm == "fl_swag" else None
+    model = bfl.weights.predictive_model(make(), state.pool(), build.batch_norm_examples(config, server))
     scores = build.scorer(config, test)(model, test.features, test.labels).metrics
     names, trained = list(state.rows), more.get("trained") or {}
     weights = resolve.weights_of(build.model_fn(config, test)())
@@ -297,12 +298,6 @@ def write(folder: pathlib.Path, config: RunConfig, data: bfl.data.OwnData, state
     return summary
 
 
-def _batch_norm_examples(config: RunConfig, data: bfl.data.OwnData) -> Any:
-    if config.algorithm != "fl_swag" or not config.pretrain_share or config.last_layer:
-        return None
-    return build.batch_norm_examples(config, datasets.shares(config, data.train, data.clients).server)
-
-
 def client_model(
     run: str | os.PathLike, client: int, code: Mapping[str, str] = {}
 ) -> tuple[keras.Model, bfl.export.Info]:
@@ -325,14 +320,7 @@ def client_model(
     process = build.process(config, test, lambda: None)
     weights = process.personal_weights(_last_checkpoint(process, config, folder).state, client)
     model = bfl.weights.predictive_model(process.model_fn(), weights)
-    scores = bfl.evaluation.evaluate(
-        model,
-        test.features,
-        test.labels,
-        num_samples=config.num_samples,
-        seed=config.seed,
-        precision=config.evaluation_precision,
-    ).metrics
+    scores = build.scorer(config, test)(model, test.features, test.labels).metrics
     of_client = {"client": client, "client_in_training": client < config.clients}
     return model, info._replace(metrics=scores, data={**(info.data or {}), **of_client})
 

@@ -61,8 +61,7 @@ class Job(NamedTuple):
     @property
     def prediction(self) -> dict[str, Any]:
         """The options of a prediction."""
-        config, number = self.config, records.num_samples(self.config)
-        return {"num_samples": number, "seed": config.seed, "precision": config.evaluation_precision}
+        return build.prediction(self.config)
 
     @property
     def batch_norm_examples(self) -> Any:
