@@ -1,6 +1,7 @@
 """Modules and names that are imported when they are first used, as what they need takes seconds.
 
-`tf` and `keras` are TensorFlow and `tfp_bfl.keras`, so that refusals come without them.
+`tf` and `keras` are TensorFlow and `tfp_bfl.keras`, so that refusals come without them; `pandas`, `pyarrow`, `compute`
+and `types` read tables.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from tfp_bfl import keras
 else:
     tf, keras = Later("tensorflow"), Later("tfp_bfl.keras")
+pandas, pyarrow, compute, types = map(Later, ("pandas", "pyarrow", "pyarrow.compute", "pyarrow.types"))
 
 
 def engine(name: str) -> Any:

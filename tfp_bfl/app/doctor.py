@@ -16,6 +16,7 @@ from rich.console import Console
 
 from tfp_bfl.engines.tff import local_workers, require_tff
 from tfp_bfl.errors import INSTALL_COMMAND, INSTALL_TFF_COMMAND, Error
+from tfp_bfl.faces import engine, tf
 
 _LEAST_GIB = 2
 _DEVICES = pathlib.Path("/dev")
@@ -65,8 +66,6 @@ def _packages() -> str:
 
 
 def _worker() -> str:
-    from tfp_bfl.faces import engine
-
     if not engine("tff").is_installed():
         return (
             "absent: runs take the engine 'local', which needs none, and can't take 'tff'; with Python 3.11, "
@@ -96,8 +95,6 @@ def _cores() -> str:
 
 def _gpus() -> str:
     """Return which GPUs TensorFlow computes on; without any the reason, which fails nothing: runs then take the CPU."""
-    import tensorflow as tf
-
     devices = tf.config.list_physical_devices("GPU")
     if devices:
         return f"TensorFlow computes on {', '.join(_name(x) for x in devices)}; --engine local uses the first"
@@ -119,8 +116,6 @@ def _gpus() -> str:
 
 def _name(device: Any) -> str:
     """Return the model of the GPU and its compute capability."""
-    import tensorflow as tf
-
     details = tf.config.experimental.get_device_details(device)
     capability = details.get("compute_capability")
     version = f" (compute capability {'.'.join(map(str, capability))})" if capability else ""

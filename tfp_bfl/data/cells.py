@@ -18,6 +18,7 @@ from tfp_bfl.data.names import note_spellings
 from tfp_bfl.data.numerals import doubts
 from tfp_bfl.data.statistics import within_bounds
 from tfp_bfl.errors import lookup, shown
+from tfp_bfl.faces import compute, pyarrow, types
 
 # Text with more values than this is rather a name than a category.
 MOST_LEVELS = 30
@@ -164,8 +165,6 @@ def read_cells(
       is_category, date_unit: as of `read_columns`.
       commas: a column of its table with commas that can only be decimal; "" for none.
     """
-    import pyarrow.types as types
-
     name, values = column.name, column.values
     if types.is_nested(values.type):
         troubles.add(name, "holds lists or records")
@@ -197,8 +196,6 @@ def read_cells(
 def _read_as(
     column: Decoded, kind: str, troubles: Troubles, date_unit: str | None, commas: str, sign: str | None
 ) -> Cells:
-    import pyarrow
-
     if kind in TEXT_KINDS:
         return Cells(column.name, kind, column.categories)
     nothing = blank(column.name, len(column.empty), kind)
@@ -241,9 +238,6 @@ def _numbers(column: Decoded, troubles: Troubles, commas: str, sign: str | None 
 
     `sign` must be beside the numbers, "" for none; None for any.
     """
-    import pyarrow
-    import pyarrow.types as types
-
     values, kind = column.text if column.is_text else column.values, column.values.type
     first = int(np.argmin(column.empty))
     example, beside = shown(str(values[first].as_py())), column.numerals.sign if column.is_text else ""
@@ -277,9 +271,6 @@ def _numbers(column: Decoded, troubles: Troubles, commas: str, sign: str | None 
 
 def _from_text(column: Decoded, troubles: Troubles, commas: str) -> np.ndarray | None:
     """Return the numbers in text, float64 [N]; None if a cell is no number."""
-    import pyarrow
-    import pyarrow.compute as compute
-
     numerals = column.numerals
     found = numerals.match(bool(commas))
     wrong, why = ~found.good, "which is no number"
@@ -307,9 +298,6 @@ def _as_dates(column: Any, name: str, troubles: Troubles) -> Any:
 
     Dates have an order, which categories would lose: text of which most cells look like dates is an error.
     """
-    import pyarrow
-    import pyarrow.compute as compute
-
     matches = lambda pattern: compute.match_substring_regex(column, pattern).fill_null(False).to_numpy()
     filled, iso = column.is_valid().to_numpy(), matches(_ISO)
     with contextlib.suppress(pyarrow.ArrowInvalid):
@@ -330,9 +318,6 @@ def _as_dates(column: Any, name: str, troubles: Troubles) -> Any:
 
 
 def _dates(column: Any, name: str, troubles: Troubles, unit: str | None) -> Cells | None:
-    import pyarrow
-    import pyarrow.types as types
-
     first = int(np.argmax(column.is_valid().to_numpy()))
     example = f"{shown(str(column[first].as_py()))} in row {first + 1}"
     if not (types.is_date(column.type) or types.is_timestamp(column.type)):

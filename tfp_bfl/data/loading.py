@@ -137,7 +137,7 @@ def load(
     if not isinstance(name, str) or not isinstance(split, str):
         raise InvalidArgument(f"name and split are {name!r} and {split!r}, but both must be strings.")
     size = parse_size(image_size)
-    if name in EMBEDDED or name in FEDERATIONS:
+    if name in (*EMBEDDED, *FEDERATIONS):
         return at_size(_load_embedded(name, split), size)
     builder = _tfds.find(name, known=list_sources(), data_dir=data_dir, resizes=size is not None)
     features, labels, class_names = _tfds.read(builder, name, split, size)
@@ -146,7 +146,7 @@ def load(
 
 def peek(name: str, data_dir: str | os.PathLike | None = None, image_size: str | Sequence[int] | None = None) -> Source:
     """Return one example or more of the train split, read at once: enough to know the shapes and the classes."""
-    return load(name, "train" if name in EMBEDDED or name in FEDERATIONS else "train[:1]", data_dir, image_size)
+    return load(name, "train" if name in (*EMBEDDED, *FEDERATIONS) else "train[:1]", data_dir, image_size)
 
 
 def list_sources() -> tuple[str, ...]:

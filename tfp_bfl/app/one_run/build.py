@@ -35,10 +35,8 @@ def model_fn(
     config: RunConfig, source: bfl.data.Source | bfl.data.Schema, code: Code = NO_CODE
 ) -> Callable[[], keras.Model]:
     """Build the Keras model of a configuration for the examples of `source`; `code.model`, if given, in its place."""
-    from tfp_bfl.weights.frozen import freeze_named
-
     build, names = _whole_model_fn(config, source, code), names_in(config.freeze)
-    return bfl.models.as_model_fn(lambda: freeze_named(build(), names)) if names else build
+    return bfl.models.as_model_fn(lambda: bfl.weights.frozen.freeze_named(build(), names)) if names else build
 
 
 def _whole_model_fn(
@@ -109,15 +107,16 @@ def _unlabelled(config: RunConfig) -> Any:
     return datasets.shares(config, data.train, data.clients).unlabelled
 
 
+def prediction(config: RunConfig) -> dict[str, Any]:
+    """Return the options of a prediction."""
+    return {"num_samples": num_samples(config), "seed": config.seed, "precision": config.evaluation_precision}
+
+
 def scorer(config: RunConfig, source: bfl.data.Source) -> Callable[..., Any]:
     """Return (model, features, labels) -> `evaluate` of such data, or `evaluate_regression` in the units of
     the labels.
     """
-    options: dict[str, Any] = {
-        "num_samples": num_samples(config),
-        "seed": config.seed,
-        "precision": config.evaluation_precision,
-    }
+    options = prediction(config)
     if source.target is None:
         return functools.partial(bfl.evaluation.evaluate, **options)
     units: dict[str, Any] = {"scale": source.target.scale, "shift": source.target.mean}
@@ -172,16 +171,10 @@ def settle(config: RunConfig, source: bfl.data.Source | bfl.data.Schema, code: C
     model = model_fn(config, source, code)()
     weights = weights_of(model)
     check_effect(config, weights)
-    _check_parameters(config, code)
+    if functions := own_model.functions_of(config.recorded(), code):
+        check_names(functions, config.given(type(config).model_fields))
     kind = bfl.models.kind_of(model) if own_model.names_code(config.model) else None
     return resolved(config, source.target is not None, weights, kind), weights
-
-
-def _check_parameters(config: RunConfig, code: Code) -> None:
-    """Check that options of the run that were given are no parameters of functions that do not receive them."""
-    functions = own_model.functions_of(config.recorded(), code)
-    if functions:
-        check_names(functions, config.given(type(config).model_fields))
 
 
 def process(

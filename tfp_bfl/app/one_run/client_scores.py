@@ -219,9 +219,7 @@ def one_step(config: RunConfig, process: bfl.federated.BayesianProcess, trained:
         of_loss = {name: getattr(config, name) for name in ("kl_weight", "kl_reduction")}
     if config.class_weight:
         of_loss |= class_weights.likelihood(config.class_weight, lambda: trained)
-    from tfp_bfl.algorithms.personal import work as personal_work
-
-    work = personal_work.meta_learning(
+    work = bfl.algorithms.personal.work.meta_learning(
         process.model_fn,
         local_epochs=1,
         batch_size=EXAMPLES,

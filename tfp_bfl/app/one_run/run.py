@@ -49,7 +49,7 @@ def execute(
     complete; for fl_swag and partitioned_vi also clients.npz, from which `revise` adds and removes clients; with
     hold_out held_out.npz, for `calibrate`; with evaluate_clients clients.jsonl, a line a client.
 
-    The folder is `output`, or the configuration's, or else a new one under runs/. `progress` is of `progress.FORMS`,
+    The folder is `output`, or the configuration's, or else a new one under runs/. `progress` is of `choices.FORMS`,
     None for a bar in a terminal and lines elsewhere, on the console if there is one. `code` stands in the place of what
     the configuration names. `on_round` is called after each round with its metrics, by name.
     """
@@ -185,9 +185,7 @@ def _pretrained(job: Job, folder: pathlib.Path, status: Reporter, runtime: objec
 
 def _scores(job: Job, result: bfl.federated.SimulationResult, metrics: dict[str, Any]) -> dict[str, Any]:
     """Return all scores of the result's model; `metrics` are those on the test set."""
-    from tfp_bfl.algorithms.personal.step import DropoutRates
-
-    uncertainty = metrics["aleatoric"] + metrics["epistemic"]
+    uncertainty, rates = metrics["aleatoric"] + metrics["epistemic"], bfl.algorithms.personal.step.DropoutRates._fields
     return {
         **metrics,
         "epistemic_share": metrics["epistemic"] / uncertainty if uncertainty else 0.0,
@@ -195,7 +193,7 @@ def _scores(job: Job, result: bfl.federated.SimulationResult, metrics: dict[str,
         **records.privacy(job.config, result.rounds[-1], job.clients.sizes, job.process),
         **_permuted(job, result),
         **_of_last_round(job, result),
-        **{name: x for name in DropoutRates._fields if (x := result.rounds[-1].get(name)) is not None},
+        **{name: x for name in rates if (x := result.rounds[-1].get(name)) is not None},
         **records.member_scores(result, job.score),
     }
 
