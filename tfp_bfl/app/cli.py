@@ -1,7 +1,5 @@
 """The commands of `tfp-bfl`. The work itself is in `one_run`, `doctor` and the edges."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import json

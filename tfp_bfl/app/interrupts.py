@@ -1,7 +1,5 @@
 """Ctrl-C ends the command line in the same way in every phase, and within seconds."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The clients that take part in a round, as sorted indices, int64."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

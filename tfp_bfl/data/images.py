@@ -1,7 +1,5 @@
 """Image files and .npz archives from anywhere, checked against the shape that a model takes before they are decoded."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import math

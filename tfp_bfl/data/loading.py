@@ -1,7 +1,5 @@
 """Datasets by name: those of scikit-learn and of this package, which are embedded, and TFDS's image classification."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import pathlib

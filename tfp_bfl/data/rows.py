@@ -4,8 +4,6 @@ Paths are of .csv, .tsv or .parquet files; separators as of `read_own`. A table 
 raises InvalidArgument.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ M, the number of bins; bins of equal width are (m/M, (m + 1)/M], and the first o
 the predicted class, or "classes", all of them. Errors lie in [0, 1].
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

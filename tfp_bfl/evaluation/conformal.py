@@ -1,7 +1,5 @@
 """Prediction sets by split conformal prediction, the scores by which classes enter a set, and sets of each client."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

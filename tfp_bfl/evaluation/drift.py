@@ -1,7 +1,5 @@
 """Comparison of new examples with those of the training, from histograms that clients' counts add up to."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Probabilities and labels are those of `metrics`. An `uncertainty` [B] is in any 
 epistemic part; larger is less sure. Thresholds and temperature are from held-out examples on which nobody trained.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

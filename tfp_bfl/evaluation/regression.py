@@ -3,8 +3,6 @@
 The mixture is 1/S sum_s N(y; m_s, v_s) of means and variances [S, B], variances above 0; labels are [B].
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Scores over the rounds of a run (`rows` of `tfp_bfl.simulate`), and over runs with other seeds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

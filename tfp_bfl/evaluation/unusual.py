@@ -1,7 +1,5 @@
 """Out-of-distribution detection by an uncertainty, and a score of unusual examples from sums of clients."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Facts about an exported model, in a JSON file beside it."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 The file of checksums is one that `sha256sum --check sha256sums.txt` reads as well.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """The model card: description, metrics, uncertainty, limits and usage of an exported model, from a template."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,7 +1,5 @@
 """Files and folders of exported models: where one is, and where a new one may be written. No TensorFlow is needed."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 from typing import Any

@@ -1,7 +1,5 @@
 """SavedModels that say how sure they are."""
 
-from __future__ import annotations
-
 import logging
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """Files for TensorFlow Lite: the same answers on devices that have no TensorFlow."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable

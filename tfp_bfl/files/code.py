@@ -1,7 +1,5 @@
 """Functions in Python files of the user."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import pathlib

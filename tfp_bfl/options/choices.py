@@ -4,8 +4,6 @@ Importing a table would import TensorFlow, for which a user with a misspelt name
 a table is one more name here; `tests/app/test_options.py` compares all of them.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from tfp_bfl.errors import lookup

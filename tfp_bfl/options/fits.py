@@ -1,7 +1,5 @@
 """Checks of an algorithm against a run: the one place that looks at what `methods.Method` requires and gives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tfp_bfl.errors import InvalidArgument

@@ -1,7 +1,5 @@
 """An algorithm: its recipe, its groups of options, what it requires, and what it takes for open options."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

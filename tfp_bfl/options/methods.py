@@ -4,8 +4,6 @@ A new option of a recipe is one more field of a group; a new algorithm is one mo
 line, the configuration and the arguments of the recipe follow from this table.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Groups of options of rounds that are draws of a posterior, of chains across clients, and of personal models."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal

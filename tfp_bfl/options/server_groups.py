@@ -1,7 +1,5 @@
 """Groups of options of what clients send, who counts how much, what the server makes of it, and of priors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """The clients' values of a single weight and their kernel density, as a picture."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

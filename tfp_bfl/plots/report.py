@@ -1,7 +1,5 @@
 """One page about one run or several side by side, in a single file that opens from disk."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 from collections.abc import Mapping, Sequence

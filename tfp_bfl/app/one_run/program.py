@@ -1,7 +1,5 @@
 """A run from Python: the folder, report and record that the command line gives."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

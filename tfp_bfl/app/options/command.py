@@ -4,8 +4,6 @@ pydantic-settings would replace this module at most: it builds a parser of argpa
 by algorithm; its YAML reader takes aliases and files of any size; and version 2.16 requires Python 3.11.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """Requirements on the values of options, in words, and YAML files of options."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 from typing import Any
