@@ -79,8 +79,7 @@ class Cells(NamedTuple):
     @property
     def empty(self) -> np.ndarray:
         """The mask of empty cells, bool [N]."""
-        empty: np.ndarray = self.values == "" if self.kind in TEXT_KINDS else np.isnan(self.values)
-        return empty
+        return self.values == "" if self.kind in TEXT_KINDS else np.isnan(self.values)
 
     def within_bounds(self, limit: bool = True) -> tuple[Cells, list[str]]:
         """Return the column with typing errors limited (`statistics.within_bounds`), and sentences on its values."""
@@ -289,8 +288,7 @@ def _from_text(column: Decoded, troubles: Troubles, commas: str) -> np.ndarray |
         row = int(np.argmax(wrong))
         troubles.add(column.name, f"holds {shown(column.text[row].as_py())} in row {row + 1}, {why}")
         return None
-    exact: np.ndarray = found.column.cast(pyarrow.float64()).to_numpy().astype(np.float64)
-    return exact
+    return found.column.cast(pyarrow.float64()).to_numpy().astype(np.float64)
 
 
 def _as_dates(column: Any, name: str, troubles: Troubles) -> Any:

@@ -134,8 +134,7 @@ class Decoded:
 
     def spread(self, levels: np.ndarray) -> np.ndarray:
         """Return what belongs to the cells, object [N], from what belongs to the distinct values; "" of nulls."""
-        cells: np.ndarray = np.append(levels, "")[self.distinct[0]]
-        return cells
+        return np.append(levels, "")[self.distinct[0]]
 
     @functools.cached_property
     def categories(self) -> np.ndarray:

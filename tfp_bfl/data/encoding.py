@@ -156,8 +156,7 @@ def encode(raw: Raw, features: Sequence[Feature], columns: Sequence[Column]) -> 
 def scaled(values: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
     """Return numbers [N, D] less the means of the columns, over their scales, float32 [N, D]."""
     means, scales = np.array([(c.mean, c.scale) for c in columns]).T
-    standardised: np.ndarray = ((values - means) / scales).astype(np.float32)
-    return standardised
+    return ((values - means) / scales).astype(np.float32)
 
 
 def unknown_levels(raw: Raw, features: Sequence[Feature]) -> list[str]:

@@ -38,6 +38,7 @@ from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
 from tfp_bfl.data.statistics import Column, column_of
 from tfp_bfl.data.tables import TABLES, is_table, read_table
 from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.files import Path
 from tfp_bfl.files.arrays import read_arrays
 
 SUFFIXES = (*TABLES, ".npz")
@@ -48,8 +49,6 @@ _MOST_CLASSES = 20
 # Of tables and arrays in memory, which have no name of their own.
 NAME = "data"
 ARRAYS = "arrays"
-
-Path = str | os.PathLike[str]
 
 
 class OwnData(NamedTuple):

@@ -197,8 +197,7 @@ def at_temperature(probabilities: object, temperature: float) -> np.ndarray:
     temperature = check_number(temperature, "temperature", within=SOFTMAX_TEMPERATURES)
     logits = np.log(np.maximum(np.asarray(probabilities, np.float64), _TINY)) / temperature
     powers = np.exp(logits - logits.max(-1, keepdims=True))
-    found: np.ndarray = (powers / powers.sum(-1, keepdims=True)).astype(np.float32)
-    return found
+    return (powers / powers.sum(-1, keepdims=True)).astype(np.float32)
 
 
 def _limit(curve: RiskCoverage, j: int) -> Limit:

@@ -6,6 +6,7 @@ a table is one more name here; `tests/app/test_options.py` compares all of them.
 
 from typing import NamedTuple
 
+from tfp_bfl.data import partition_forms
 from tfp_bfl.errors import lookup
 
 
@@ -66,18 +67,7 @@ STARTS = Choices("start", ("mean", "clients"))
 KERNELS = Choices("kernel", ("epanechnikov", "gaussian"))
 BANDWIDTHS = Choices("bandwidth", ("silverman", "silverman_wide", "scott", "plug_in", "cross_validated", "adaptive"))
 WEIGHTINGS = Choices("weighting", ("equal", "train_size", "distance", "max_discrepancy", "max_discrepancy_farthest"))
-PARTITIONS = Choices(
-    "partition",
-    (
-        "given",
-        "iid",
-        "label_skew:CLASSES_PER_CLIENT",
-        "dirichlet:ALPHA",
-        "lda:ALPHA",
-        "pachinko:ALPHA",
-        "noniid_datasets:OTHER_INTEREST",
-    ),
-)
+PARTITIONS = Choices("partition", tuple(partition_forms()))
 DATE_UNITS = Choices("unit of dates", ("days", "weeks", "months", "years"))
 TASKS = Choices("task", ("classification", "regression"))
 EVALUATION_PRECISIONS = Choices("precision of prediction", ("float32", "bfloat16"))

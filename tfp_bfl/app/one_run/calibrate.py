@@ -190,8 +190,7 @@ def _in_words(row: Mapping[str, Any], name: str) -> str:
 
 def entropy(probabilities: np.ndarray) -> np.ndarray:
     """Return the entropy of distributions [B, C], divided by log C: [B]."""
-    found: np.ndarray = bfl.evaluation.summarise(probabilities[np.newaxis]).entropy.numpy()
-    return found
+    return bfl.evaluation.summarise(probabilities[np.newaxis]).entropy.numpy()
 
 
 def _halves(held: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

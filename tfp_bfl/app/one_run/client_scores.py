@@ -172,8 +172,7 @@ def sets_hold(probabilities: np.ndarray, labels: np.ndarray, held: Mapping[str, 
         limit = bfl.evaluation.conformal_limit(held["probabilities"], held["labels"], COVERAGE)
     except InvalidArgument:
         return None
-    inside: np.ndarray = bfl.evaluation.prediction_sets(probabilities, limit)[np.arange(len(labels)), labels]
-    return inside
+    return bfl.evaluation.prediction_sets(probabilities, limit)[np.arange(len(labels)), labels]
 
 
 def rows_of(parts: RowsByClient, predictions: np.ndarray, labels: np.ndarray, **given: Any) -> list[dict[str, Any]]:
