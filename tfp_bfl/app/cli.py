@@ -180,7 +180,7 @@ def run(config_file: str | None, resumed: str | None, progress: str | None, seed
             return run_many(config_file, given, [{}], seeds, progress=progress)
         raise edges.missing("--seeds", "bench")
     config = None if resumed else make_config(config_file, given)
-    # Late, as it imports TensorFlow: a bad value is answered at once.
+    # Late, as a refusal or the help need not wait for it.
     from tfp_bfl.app.one_run.records import in_a_line
     from tfp_bfl.app.one_run.run import execute, resume
 

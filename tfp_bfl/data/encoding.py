@@ -7,8 +7,6 @@ ordinal               0 or 1 for each level but the first: is the cell at least 
 missing               0 or 1 for a column with empty cells in training: is the cell empty?
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -113,7 +111,7 @@ class Raw:
     def __len__(self) -> int:
         return len(self.columns[0].values)
 
-    def __getitem__(self, rows: Any) -> Raw:
+    def __getitem__(self, rows: Any) -> "Raw":
         return Raw([cells._replace(values=cells.values[rows]) for cells in self.columns], self.unit)
 
 

@@ -1,7 +1,5 @@
 """Your own data: tables, arrays and folders of images, from files or from memory, with the clients that they name."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -67,7 +65,7 @@ class OwnData(NamedTuple):
     client_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def at_size(self, size: Size | None) -> OwnData:
+    def at_size(self, size: Size | None) -> "OwnData":
         """Return the data with their images resized; the same for None."""
         if size is None:
             return self

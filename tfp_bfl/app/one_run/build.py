@@ -13,6 +13,7 @@ from tfp_bfl.app.options import own_model
 from tfp_bfl.app.options.config import RunConfig, class_of, names_in
 from tfp_bfl.app.options.own_model import NO_CODE, OF_A_MODEL, Code, check_names, taken_by
 from tfp_bfl.app.options.resolve import LIKELIHOOD, check_effect, resolved, stated, weights_of
+from tfp_bfl.data.sources import Learnt
 from tfp_bfl.defaults import TEMPERATURE_OF_DEFAULT
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import keras
@@ -31,17 +32,13 @@ _OF_ANY_MODEL = ("kind", "seed", "prior_stddev", "initial_stddev", "min_stddev",
 _OF_A_MODEL = ("model", "kind", "seed", "freeze", *OF_A_MODEL)
 
 
-def model_fn(
-    config: RunConfig, source: bfl.data.Source | bfl.data.Schema, code: Code = NO_CODE
-) -> Callable[[], keras.Model]:
+def model_fn(config: RunConfig, source: Learnt, code: Code = NO_CODE) -> Callable[[], keras.Model]:
     """Build the Keras model of a configuration for the examples of `source`; `code.model`, if given, in its place."""
     build, names = _whole_model_fn(config, source, code), names_in(config.freeze)
     return bfl.models.as_model_fn(lambda: bfl.weights.frozen.freeze_named(build(), names)) if names else build
 
 
-def _whole_model_fn(
-    config: RunConfig, source: bfl.data.Source | bfl.data.Schema, code: Code
-) -> Callable[[], keras.Model]:
+def _whole_model_fn(config: RunConfig, source: Learnt, code: Code) -> Callable[[], keras.Model]:
     common = {name: getattr(config, name) for name in _OF_ANY_MODEL}
     if code.model is not None or own_model.names_code(config.model):
         return _user_model_fn(config, source, code.model or own_model.load(config.model), common)
@@ -65,7 +62,7 @@ def _whole_model_fn(
 
 
 def _user_model_fn(
-    config: RunConfig, source: bfl.data.Source | bfl.data.Schema, function: object, common: dict[str, Any]
+    config: RunConfig, source: Learnt, function: object, common: dict[str, Any]
 ) -> Callable[[], keras.Model]:
     """Build the model of a user's function, which must take the options of models that were given."""
     method = method_of(config.algorithm)
@@ -166,7 +163,7 @@ def export_info(
     )
 
 
-def settle(config: RunConfig, source: bfl.data.Source | bfl.data.Schema, code: Code = NO_CODE) -> tuple[RunConfig, str]:
+def settle(config: RunConfig, source: Learnt, code: Code = NO_CODE) -> tuple[RunConfig, str]:
     """Return the configuration with all defaults filled in, and what the model's weights are (`app.resolve`)."""
     model = model_fn(config, source, code)()
     weights = weights_of(model)
@@ -179,7 +176,7 @@ def settle(config: RunConfig, source: bfl.data.Source | bfl.data.Schema, code: C
 
 def process(
     config: RunConfig,
-    source: bfl.data.Source | bfl.data.Schema,
+    source: Learnt,
     unlabelled: Callable[[], Any],
     code: Code = NO_CODE,
     secure_sums: float | None = None,
@@ -212,7 +209,7 @@ def pretraining(config: RunConfig, source: bfl.data.Source, code: Code = NO_CODE
 def _recipe(
     of: RunConfig,
     config: RunConfig,
-    source: bfl.data.Source | bfl.data.Schema,
+    source: Learnt,
     unlabelled: Callable[[], Any] = lambda: None,
     code: Code = NO_CODE,
     clients: Callable[[], bfl.data.Clients | None] = lambda: None,

@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -22,6 +22,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import backbone, client_scores, records
 from tfp_bfl.app.one_run.after import CLIENTS
+from tfp_bfl.app.one_run.job import Job
+from tfp_bfl.app.one_run.pipeline import Finished
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import GAUSSIAN, POINT, resolved, title
@@ -32,10 +34,6 @@ from tfp_bfl.files.arrays import write_arrays
 from tfp_bfl.files.writing import begun, space
 from tfp_bfl.labels import duration, label_of
 from tfp_bfl.options import choices
-
-if TYPE_CHECKING:
-    from tfp_bfl.app.one_run.job import Job
-    from tfp_bfl.app.one_run.pipeline import Finished
 
 # A figure's width.
 FIGURE_PIXELS = 960

@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple, Union
 import pydantic
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl import data
 from tfp_bfl.app.options.refusals import NoTruthAsNumber, refusal
+from tfp_bfl.data.sources import Learnt
 from tfp_bfl.errors import InvalidArgument, check_range, lookup, shown
 from tfp_bfl.faces import keras
 from tfp_bfl.files import name as path_name
@@ -70,7 +70,7 @@ def load(value: str, option: str = "model") -> Callable[..., Any]:
 
 def model_fn(
     function: Any,
-    source: data.Source | data.Schema,
+    source: Learnt,
     options: Mapping[str, Any],
     given: Mapping[str, Any] = NOTHING,
     kind: str | None = None,
