@@ -156,8 +156,8 @@ def test_names_are_those_of_the_tables():
         choices.PARTITIONS: bfl.data.partition_forms(),
     }
     for table, names in tables.items():
-        assert table.forms() == list(names), table
-    assert {name.partition(":")[0] for name in choices.PARTITIONS.forms()} == set(PARTITIONS)
+        assert table.entries == tuple(names), table
+    assert {name.partition(":")[0] for name in choices.PARTITIONS.entries} == set(PARTITIONS)
     for numbers, optimizers in (
         (choices.SERVER_OPTIMIZERS.numbers(), bfl.servers.SERVER_OPTIMIZERS),
         (choices.OPTIMIZERS.numbers(), OPTIMIZERS),

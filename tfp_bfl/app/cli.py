@@ -282,8 +282,8 @@ def list_choices() -> None:
         ("compressors", choices.COMPRESSORS),
         ("engines", choices.ENGINES),
     ):
-        click.echo(f"{title}: {', '.join(table.forms())}")
-    click.echo(f"rules for one round, not for many: {', '.join(choices.ONE_SHOT.forms())}")
+        click.echo(f"{title}: {', '.join(table.entries)}")
+    click.echo(f"rules for one round, not for many: {', '.join(choices.ONE_SHOT.entries)}")
     rates = choices.SERVER_OPTIMIZERS.numbers().items()
     click.echo(f"server optimizers: {', '.join(f'{name} ({rate:g})' for name, rate in rates)}")
 

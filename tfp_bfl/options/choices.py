@@ -25,17 +25,13 @@ class Choices(NamedTuple):
     values: tuple[float, ...] = ()
     several: bool = False
 
-    def forms(self) -> list[str]:
-        """Return the form of each name."""
-        return list(self.entries)
-
     def numbers(self) -> dict[str, float]:
         """Return the number of each entry."""
         return dict(zip(self.entries, self.values))
 
     def check(self, value: str) -> None:
         """Raise InvalidArgument where there is no such name; what follows its colon is not looked at."""
-        names = {form.partition(":")[0]: form for form in self.forms()}
+        names = {form.partition(":")[0]: form for form in self.entries}
         takes_arguments = any(":" in form for form in names.values())
         for name in value.split(",") if self.several else [value]:
             lookup(names, name.strip().partition(":")[0] if takes_arguments else name, self.what)

@@ -283,7 +283,7 @@ class OwnVariances(Group):
             )
         if config.initial_stddev is not None and self.initial_rate is not None:
             raise InvalidArgument("initial_stddev and initial_rate both say where the noise starts: give one of them.")
-        if self.variational_initializer != "he_normal" and config.model not in choices.MODELS.forms():
+        if self.variational_initializer != "he_normal" and config.model not in choices.MODELS.entries:
             raise InvalidArgument(
                 "variational_initializer is of the built-in models, and this one is user-supplied: leave it out."
             )

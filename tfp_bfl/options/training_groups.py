@@ -175,7 +175,7 @@ class RoundPosterior(Group):
             raise InvalidArgument(
                 "pretrained makes the start a prior for update_prior, which is not given: give that too."
             )
-        if self.update_prior and config.kind not in (None, *choices.VARIATIONAL.forms()):
+        if self.update_prior and config.kind not in (None, *choices.VARIATIONAL.entries):
             raise InvalidArgument(
                 f"update_prior makes the posterior the prior, and kind {config.kind!r} has none: use kind 'flipout'."
             )

@@ -76,7 +76,7 @@ def free_folder(config: RunConfig, output: str | pathlib.Path | None) -> pathlib
     if output is None:
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         is_code = names_code(config.model)  # Which kind of weights it has is not known yet.
-        gaussian = not is_code and config.kind in choices.VARIATIONAL.forms()
+        gaussian = not is_code and config.kind in choices.VARIATIONAL.entries
         method = resolved(config, regression=False, weights=GAUSSIAN if gaussian else POINT).method
         name = "-".join([config.data_name, config.model_name, *([] if is_code else [str(config.kind)]), method, now])
         output = pathlib.Path("runs") / re.sub("[/:]", "-", name)

@@ -163,7 +163,7 @@ def _with_options(command: Any, options: dict[str, Any], defaults: Mapping[str, 
             option = click.option(flags, name, is_flag=True, default=None, help=field.description)
         else:
             default, names = defaults[name], extra(field, "names")
-            choices = [*{**ALGORITHMS, **POSTERIORS}] if flag == _ALGORITHM else names.forms() if names else []
+            choices = [*{**ALGORITHMS, **POSTERIORS}] if flag == _ALGORITHM else names.entries if names else []
             short = "|".join(choices) if len("|".join(choices)) <= _LONGEST_CHOICES else ""
             words = [str(field.description)]
             unsaid = [choice for choice in choices if choice.partition(":")[0] not in words[0]]

@@ -397,4 +397,4 @@ def make_config(
 def _is_a_name(option: str) -> bool:
     """Return whether "none" is a value of the option; for other options it means the default."""
     names = extra(fields()[option], "names") if option in fields() else None
-    return names is not None and "none" in names.forms()
+    return names is not None and "none" in names.entries
