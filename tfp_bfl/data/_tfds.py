@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
-import os
 import pathlib
 import shutil
 import socket
@@ -19,6 +18,7 @@ import numpy as np
 from tfp_bfl.data.sizes import Size, resizing
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.faces import Later
+from tfp_bfl.files import Path
 from tfp_bfl.logs import quiet
 
 tfds = Later("tensorflow_datasets")
@@ -30,7 +30,7 @@ MOST_VERSIONS, MOST_FEATURES_BYTES = 100, 2**20
 PREPARED_ELSEWHERE = "storage.googleapis.com"  # where TFDS itself looks for a prepared copy
 
 
-def find(name: str, known: Sequence[str], data_dir: str | os.PathLike | None = None, resizes: bool = False) -> Any:
+def find(name: str, known: Sequence[str], data_dir: Path | None = None, resizes: bool = False) -> Any:
     """Return the prepared TFDS builder of an image classification dataset; download and prepare it if need be.
 
     `resizes` is whether images of several sizes are accepted.

@@ -14,6 +14,7 @@ import numpy as np
 from tfp_bfl import files
 from tfp_bfl.data.sizes import MOST_PIXELS, resized
 from tfp_bfl.errors import InvalidArgument, check_count, shown
+from tfp_bfl.files import Path
 from tfp_bfl.files.arrays import stored_arrays
 
 # Names of files that a folder's images have; what a file holds is decided by its content.
@@ -53,9 +54,7 @@ class _Unreadable(Exception):
     """The reason why a file cannot be read."""
 
 
-def read_images(
-    paths: str | os.PathLike | Sequence[str | os.PathLike], shape: tuple[int, int, int], resize: bool = False
-) -> Images:
+def read_images(paths: Path | Sequence[Path], shape: tuple[int, int, int], resize: bool = False) -> Images:
     """Read images of one shape; one that can't be read does not stop the others.
 
     A path is an image file, a folder (its files .png, .jpg, .jpeg, .bmp and .gif that are not hidden, and those of its

@@ -18,6 +18,7 @@ from tfp_bfl.export import loading, model_card
 from tfp_bfl.export.info import Info
 from tfp_bfl.export.paths import find, new_folder
 from tfp_bfl.export.signatures import make_functions, make_signatures
+from tfp_bfl.files import Path
 from tfp_bfl.files.writing import begun, space
 from tfp_bfl.weights.model_weights import check_keras_2
 
@@ -34,7 +35,7 @@ _BOOKKEEPING = {
 
 def save(
     model_or_run: Source,
-    path: str | os.PathLike,
+    path: Path,
     info: Info | None = None,
     unusual: Unusual | None = None,
     backbone: keras.Model | None = None,
@@ -133,7 +134,7 @@ def save(
         loading.write_manifest(folder)
 
 
-def _check_copied(folder: str | os.PathLike, **parts: object) -> None:
+def _check_copied(folder: Path, **parts: object) -> None:
     """Check that nothing is given that would change the graph of a folder, which is copied."""
     for name, value in parts.items():
         if value is not None:

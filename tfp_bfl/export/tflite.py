@@ -16,6 +16,7 @@ from tfp_bfl.export.info import MOST_OFFSET, columns_of, features_of, offsets_of
 from tfp_bfl.export.paths import find, new_file
 from tfp_bfl.export.saved_model import Source, model_of
 from tfp_bfl.export.signatures import OutputHead, head, image_types, make_functions
+from tfp_bfl.files import Path
 from tfp_bfl.files.writing import space, write_bytes
 from tfp_bfl.layers import as_floats
 from tfp_bfl.logs import quiet
@@ -24,7 +25,7 @@ from tfp_bfl.weights import num_members
 MOST_BYTES = 2**31 - 2**20
 
 
-def save_tflite(model_or_run: Source, path: str | os.PathLike, num_samples: int = 20, seed: int = 0) -> None:
+def save_tflite(model_or_run: Source, path: Path, num_samples: int = 20, seed: int = 0) -> None:
     """Write a TensorFlow Lite file that predicts with uncertainty, from weight samples that are drawn now.
 
         interpreter = ai_edge_litert.interpreter.Interpreter("model.tflite")

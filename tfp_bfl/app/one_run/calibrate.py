@@ -14,6 +14,7 @@ from tfp_bfl import files
 from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, config_in, in_columns, num_samples, read_predictions
 from tfp_bfl.data.partitions import generator
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.files import Path
 
 BY = ("entropy", "epistemic")
 # Held-out examples that are read: those of a share of the training data.
@@ -21,8 +22,8 @@ _MOST_EXAMPLES = 10_000_000
 
 
 def calibrate(
-    run: str | pathlib.Path,
-    output: str | pathlib.Path,
+    run: Path,
+    output: Path,
     *,
     accuracy: float | None = None,
     coverage: float | None = None,
@@ -31,7 +32,7 @@ def calibrate(
     set_coverage: float = 0.9,
     set_score: str = "probability",
     each_client: bool = False,
-    figure: str | pathlib.Path | None = None,
+    figure: Path | None = None,
 ) -> bfl.export.Calibration:
     """Write a run's model with a temperature, an abstention threshold and prediction sets, and return the calibration.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from tfp_bfl.app.one_run.predict import BATCH_SIZE, read_examples
 from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, config_in, is_private, num_samples, read_predictions
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.files import name
+from tfp_bfl.files import Path, name
 from tfp_bfl.files.arrays import read_arrays, write_arrays
 
 HISTOGRAMS = "training_histograms.npz"
@@ -85,13 +84,7 @@ def record(folder: pathlib.Path, clients: bfl.data.ClientData, train: bfl.data.S
     write_arrays(folder / HISTOGRAMS, arrays, compressed=True)
 
 
-def drift(
-    run: str | os.PathLike,
-    paths: str | os.PathLike | Sequence[str | os.PathLike],
-    *,
-    level: float = 0.01,
-    separator: Any = None,
-) -> DriftReport:
+def drift(run: Path, paths: Path | Sequence[Path], *, level: float = 0.01, separator: Any = None) -> DriftReport:
     """Compare the examples of files, as of `predict`, with those of a complete run's training.
 
     Features are compared with the histograms of all clients' training examples. The model's scores are compared with

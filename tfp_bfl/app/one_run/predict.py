@@ -21,6 +21,7 @@ from tfp_bfl.app.one_run.calibrate import entropy
 from tfp_bfl.data.names import as_names
 from tfp_bfl.data.rows import read_clients
 from tfp_bfl.errors import InvalidArgument, check_count, shown
+from tfp_bfl.files import Path
 from tfp_bfl.files import name as name_of
 from tfp_bfl.files.tables import to_csv
 
@@ -100,8 +101,8 @@ class Predictions(NamedTuple):
 
 
 def predict(
-    model: str | os.PathLike,
-    images: str | os.PathLike | Sequence[str | os.PathLike],
+    model: Path,
+    images: Path | Sequence[Path],
     num_samples: int | None = None,
     seed: int | None = None,
     max_uncertainty: float | None = None,
@@ -207,7 +208,7 @@ class Sets(NamedTuple):
         return Sets(self.clients[rows], self.limits[rows])
 
 
-def stated_by(model: str | os.PathLike) -> str:
+def stated_by(model: Path) -> str:
     """Return the method and the posterior temperature of a model in a sentence; "" if its export states none."""
     sentence = bfl.export.statement(bfl.export.read_info(bfl.export.find(model)).configuration)
     return f"{sentence}." if sentence else ""

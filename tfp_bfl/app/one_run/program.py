@@ -17,6 +17,7 @@ from tfp_bfl.app.options.config import fields, make_config, read_yaml
 from tfp_bfl.app.options.given_data import GivenData, check_no_test_data, made_by
 from tfp_bfl.app.options.own_model import GIVEN, Code, names_code
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.files import Path
 from tfp_bfl.keywords import show
 from tfp_bfl.options.methods import ALGORITHMS
 
@@ -36,15 +37,15 @@ class Run(_Run):
 
 
 def run(
-    output: str | pathlib.Path | None = None,
+    output: Path | None = None,
     *,
     model: object = None,
     rule: object = None,
     algorithm: object = None,
     dataset: object = None,
     test_data: object = None,
-    config: str | pathlib.Path | None = None,
-    resume: str | pathlib.Path | None = None,
+    config: Path | None = None,
+    resume: Path | None = None,
     progress: str | None = "none",
     on_round: OnRound | None = None,
     **options: object,
@@ -131,7 +132,7 @@ def _as_text(**paths: Any) -> dict[str, Any]:
     return {name: x if x is None else os.fspath(x) for name, x in paths.items()}
 
 
-def _options_of(given: GivenData, config: str | pathlib.Path | None, options: dict[str, Any]) -> dict[str, Any]:
+def _options_of(given: GivenData, config: Path | None, options: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a run that say what data in memory are: the record of the data, and their task."""
     settings = {**(read_yaml(config) if config is not None else {}), **options}
     label, client = settings.get("label") or "label", settings.get("client_column")

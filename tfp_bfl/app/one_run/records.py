@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from tfp_bfl.app.options.resolve import at_last, stated
 from tfp_bfl.data.equal_partitions import GIVEN
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.faces import keras, tf
+from tfp_bfl.files import Path
 from tfp_bfl.files.arrays import read_arrays
 from tfp_bfl.labels import duration
 from tfp_bfl.options.fits import is_private as is_private
@@ -64,7 +64,7 @@ def in_columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str] =
     return "\n".join("  ".join(map(align, row, widths)).rstrip() for row in rows)
 
 
-def config_with_code(run: str | os.PathLike, code: Mapping[str, str]) -> RunConfig:
+def config_with_code(run: Path, code: Mapping[str, str]) -> RunConfig:
     """Return the configuration of a run with code that may be run, option -> FILE.py:FUNCTION that is named again."""
     path = pathlib.Path(run) / "config.yaml"
     there = config_in(pathlib.Path(run))

@@ -24,6 +24,7 @@ from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import NO_CODE, Code
 from tfp_bfl.app.options.resolve import at_last
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.files import Path
 from tfp_bfl.options.methods import method_of
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ PRETRAINING = "pretraining.json"
 
 def execute(
     config: RunConfig,
-    output: str | pathlib.Path | None = None,
+    output: Path | None = None,
     *,
     console: Console | None = None,
     progress: str | None = None,
@@ -60,7 +61,7 @@ def execute(
 
 
 def resume(
-    folder: str | pathlib.Path,
+    folder: Path,
     *,
     console: Console | None = None,
     progress: str | None = None,

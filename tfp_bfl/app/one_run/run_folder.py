@@ -29,7 +29,7 @@ from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import GAUSSIAN, POINT, resolved, title
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.faces import tf
-from tfp_bfl.files import write_whole
+from tfp_bfl.files import Path, write_whole
 from tfp_bfl.files.arrays import write_arrays
 from tfp_bfl.files.writing import begun, space
 from tfp_bfl.labels import duration, label_of
@@ -71,7 +71,7 @@ def owned(
             yield
 
 
-def free_folder(config: RunConfig, output: str | pathlib.Path | None) -> pathlib.Path:
+def free_folder(config: RunConfig, output: Path | None) -> pathlib.Path:
     output = output or config.output
     if output is None:
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")

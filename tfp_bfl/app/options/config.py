@@ -24,6 +24,7 @@ from tfp_bfl.data.cohorts import check_cohort_size
 from tfp_bfl.data.partitions import check_alpha
 from tfp_bfl.defaults import check_refused
 from tfp_bfl.errors import InvalidArgument, check_range, shown
+from tfp_bfl.files import Path
 from tfp_bfl.files.code import code_name
 from tfp_bfl.options import choices, fits, methods
 from tfp_bfl.options.group import (
@@ -356,9 +357,7 @@ def _of_algorithm(values: dict[str, Any]) -> tuple[type[RunConfig], dict[str, An
     return options_class, {**defaults, **{name: x for name, x in values.items() if (name, x) != ("kind", None)}}
 
 
-def make_config(
-    file: str | pathlib.Path | None, options: dict[str, Any], runs_code: bool = True, code: Code = NO_CODE
-) -> RunConfig:
+def make_config(file: Path | None, options: dict[str, Any], runs_code: bool = True, code: Code = NO_CODE) -> RunConfig:
     """Return a configuration from a YAML file, if one is given, and options, which win.
 
     Who only reads what a run was does not run its code. Parameters of functions that a program gives are options too.
