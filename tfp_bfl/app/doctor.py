@@ -32,7 +32,7 @@ def examine(console: Console) -> bool:
         ("Python", platform.python_version),
         ("packages", _packages),
         ("TensorFlow Federated", _worker),
-        ("cores", _cores),
+        ("cores", lambda: f"{len(os.sched_getaffinity(0))} usable; as many clients train at once"),
         ("GPU", _gpus),
         ("memory", _memory),
     )
@@ -87,10 +87,6 @@ def _worker() -> str:
         raise _Failed(f"process {pid} did not stop: end it with kill -9 {pid}")
     version = metadata.version("tensorflow_federated")
     return f"{version}; its worker started, answered after {seconds:.1f} s, and stopped"
-
-
-def _cores() -> str:
-    return f"{len(os.sched_getaffinity(0))} usable; as many clients train at once"
 
 
 def _gpus() -> str:

@@ -85,7 +85,7 @@ def run(
         folder = pathlib.Path(output or after.free_folder(str(start), name))
         return Run(folder, after.find_posterior(str(start), folder, after_options(name, own), parts))
     file = config or (resume and pathlib.Path(resume) / "config.yaml")
-    settings = {**(read_yaml(file) if file and callable(dataset) else {}), **options}
+    settings = {**(read_yaml(file) if file and dataset is not None else {}), **options}
     given = _given_data(dataset, test_data, settings)
     code = Code(*(None if isinstance(x, str) else x for x in (model, rule, algorithm)))._replace(data=given)
     console = Console(stderr=True, quiet=progress == "none")
@@ -105,7 +105,7 @@ def run(
         folder = go_on(resume, **names, **shown)
     else:
         named = {name: x if isinstance(x, str) else GIVEN for name, x in both if x is not None}
-        own = _options_of(given, config, options) if given else _as_text(dataset=dataset, test_data=test_data)
+        own = _options_of(given, settings) if given else _as_text(dataset=dataset, test_data=test_data)
         every = {name: x for name, x in {**options, **named, **own}.items() if x is not None}
         folder = execute(make_config(config, every, code=code), output, **shown)
     result = Run(folder, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
@@ -132,9 +132,8 @@ def _as_text(**paths: Any) -> dict[str, Any]:
     return {name: x if x is None else os.fspath(x) for name, x in paths.items()}
 
 
-def _options_of(given: GivenData, config: Path | None, options: dict[str, Any]) -> dict[str, Any]:
+def _options_of(given: GivenData, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a run that say what data in memory are: the record of the data, and their task."""
-    settings = {**(read_yaml(config) if config is not None else {}), **options}
     label, client = settings.get("label") or "label", settings.get("client_column")
     task = settings.get("task") or given.task or "classification"
     return {"dataset": given.record(label, None if client == "none" else client, task), "task": task}

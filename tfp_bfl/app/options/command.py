@@ -39,7 +39,8 @@ class Grouped(click.Command):
     first: Sequence[str] = ("dataset", "model", "algorithm", "rule", "rounds", "output")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_ALGORITHM] = _algorithm_in(args)
+        algorithm = canonical(_value_of(_ALGORITHM, args))
+        ctx.meta[_ALGORITHM] = algorithm if algorithm in ALGORITHMS else None
         if not ctx.resilient_parsing:
             ctx.meta[_PARAMETERS] = _parameters_in(args, {flag for x in self.params for flag in x.opts})
         return super().parse_args(ctx, args)
@@ -123,12 +124,6 @@ def _code_in(args: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield role, value if equals and arg.startswith("--") else arg
         for named, values in _ROLE.findall(arg):
             yield from ((named, x) for x in re.split("[,;]", values) if _FILE.search(x))
-
-
-def _algorithm_in(args: Sequence[str]) -> str | None:
-    """Return the algorithm that arguments name, if there is one of that name, else None."""
-    name = canonical(_value_of(_ALGORITHM, args))
-    return name if name in ALGORITHMS else None
 
 
 def _value_of(flag: str, args: Sequence[str]) -> str:

@@ -11,7 +11,6 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Union
 
 import pydantic
@@ -31,7 +30,6 @@ from tfp_bfl.options.methods import OWN, argument_names
 OPTIONS = ("model", "rule", "algorithm", "dataset")
 # Begins what stands for data that were given in Python.
 GIVEN_DATA = f"{GIVEN}: "
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 # Options of models beside their kind, of which a user's model takes those that are given.
 OF_A_MODEL = (
     *("normalization", "width", "variational_initializer", "output_dropout", "variational_layers", "parametrization"),
@@ -72,7 +70,7 @@ def model_fn(
     function: Any,
     source: Learnt,
     options: Mapping[str, Any],
-    given: Mapping[str, Any] = NOTHING,
+    given: Mapping[str, Any] = {},
     kind: str | None = None,
 ) -> Callable[[], Any]:
     """Build a model by a user's function, which gets those of the options that it takes, and must take those given.
@@ -137,7 +135,7 @@ def _conversion(
     )
 
 
-def rule_of(given: Any, value: str | None, parameters: Mapping[str, Any] = NOTHING) -> Any:
+def rule_of(given: Any, value: str | None, parameters: Mapping[str, Any] = {}) -> Any:
     """Return the rule that a program gives, or that FILE.py:FUNCTION names."""
     known = (bfl.rules.Rule, bfl.rules.GatherRule)
     if isinstance(given, known):
