@@ -1,7 +1,5 @@
 """Checks whether this machine can run simulations: one line a check, with what to do where it fails."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import platform

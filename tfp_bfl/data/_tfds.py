@@ -1,7 +1,5 @@
 """Image classification from TFDS into arrays, with every failure as one sentence."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import json

@@ -5,8 +5,6 @@ with a column is recorded in `Troubles`, with its first cell and the options tha
 its cells are empty if a model requires it.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -81,7 +79,7 @@ class Cells(NamedTuple):
         """The mask of empty cells, bool [N]."""
         return self.values == "" if self.kind in TEXT_KINDS else np.isnan(self.values)
 
-    def within_bounds(self, limit: bool = True) -> tuple[Cells, list[str]]:
+    def within_bounds(self, limit: bool = True) -> "tuple[Cells, list[str]]":
         """Return the column with typing errors limited (`statistics.within_bounds`), and sentences on its values."""
         if self.kind in TEXT_KINDS:
             return self, note_spellings(self.values.tolist(), self.name)

@@ -1,7 +1,5 @@
 """Columns of tables as numbers and as text, and all that is wrong with them in one sentence."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -111,7 +109,7 @@ class Decoded:
             empty = self.text.is_null()
         self.empty: np.ndarray = empty.to_numpy()
 
-    def take(self, rows: np.ndarray) -> Decoded:
+    def take(self, rows: np.ndarray) -> "Decoded":
         """Return the cells of some rows, with the same levels."""
         part, kept = object.__new__(Decoded), pyarrow.array(rows)
         part.name, part.has_codes, part.order, part.is_text = self.name, self.has_codes, self.order, self.is_text
@@ -159,14 +157,14 @@ class Columns:
         self.commas, self.points = tuple(commas), tuple(points)
         self.column_names, self.num_rows = [*self._columns], len(columns[0].empty) if columns else 0
 
-    def __getitem__(self, name: str) -> Decoded:
+    def __getitem__(self, name: str) -> "Decoded":
         return self._columns[name]
 
-    def select(self, names: Sequence[str]) -> Columns:
+    def select(self, names: Sequence[str]) -> "Columns":
         """Return some of the columns."""
         return Columns([self[name] for name in names], self.commas, self.points)
 
-    def filter(self, mask: np.ndarray) -> Columns:
+    def filter(self, mask: np.ndarray) -> "Columns":
         """Return the rows of a mask."""
         rows = np.flatnonzero(mask)
         return Columns([column.take(rows) for column in self._columns.values()], self.commas, self.points)

@@ -1,7 +1,5 @@
 """Names of classes, clients and columns: their one form, their order, and spellings that differ in case only."""
 
-from __future__ import annotations
-
 import functools
 import re
 import unicodedata

@@ -15,8 +15,6 @@ column of numbers
 and a column with words is a category, which a note names if other cells look like numbers.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Images of any size, resized to one."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias

@@ -4,8 +4,6 @@ Columns have `names.canonical` names. InvalidArgument is raised for a table that
 columns without a name, or two of which the names are one; it calls the table by its file's name, or by `where`.
 """
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import csv

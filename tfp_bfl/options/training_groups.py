@@ -1,7 +1,5 @@
 """Groups of options of the clients' training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """The configuration of a run: one model that the command line, a YAML file and the run folder share."""
 
-from __future__ import annotations
-
 import functools
 import pathlib
 from collections.abc import Collection, Iterable, Mapping
@@ -221,7 +219,7 @@ class RunConfig(NoTruthAsNumber):
         return values
 
     @pydantic.model_validator(mode="after")
-    def _parts_fit(self) -> RunConfig:
+    def _parts_fit(self) -> "RunConfig":
         for name, value in self:
             if isinstance(value, str) and not (value.isprintable() and len(value) <= MOST_LETTERS):
                 raise InvalidArgument(

@@ -3,8 +3,6 @@
 Parameters of these functions are options: given, swept and tuned as those of the library.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect
@@ -38,6 +36,9 @@ OF_A_MODEL = (
 # Options of a run that functions receive.
 _RECEIVED = {"model": ("model", "kind", "seed", *OF_A_MODEL), "algorithm": tuple(argument_names(OWN).values())}
 _TRUSTED = set[str]()
+Value = str | int | float | bool | None
+# Role of a function (model, rule, algorithm, dataset) -> the function.
+Functions = Mapping[str, Callable[..., Any]]
 
 
 class Code(NamedTuple):
@@ -231,9 +232,6 @@ def check_trust(values: Mapping[str, Any], named: Mapping[str, Any], file: objec
             )
 
 
-Value = str | int | float | bool | None
-# Role of a function (model, rule, algorithm, dataset) -> the function.
-Functions = Mapping[str, Callable[..., Any]]
 _PLAIN = (bool, int, float, str)
 # Parameters that a run gives by itself, whatever its options are.
 _SUPPLIED = {
