@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run.records import names_in
+from tfp_bfl.app.one_run.records import in_units, names_in
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.data.equal_partitions import GIVEN
 from tfp_bfl.errors import InvalidArgument, shown
@@ -151,8 +151,8 @@ def of_model(parts: RowsByClient, final: Any, held: dict[str, np.ndarray] | None
     places, target = parts.places, parts.source.target
     names = ("mean", "low", "high", "nll") if target is not None else ("probabilities",)
     labels = np.asarray(parts.source.labels)[places]
-    truth = labels if target is None else target.mean + target.scale * labels.astype(np.float64)
-    return of_predictions(parts, {name: getattr(final, name)[places] for name in names}, truth, held)
+    arrays = {name: getattr(final, name)[places] for name in names}
+    return of_predictions(parts, arrays, in_units(labels, target), held)
 
 
 def of_predictions(

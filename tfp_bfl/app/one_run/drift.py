@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run.predict import BATCH_SIZE, read_examples
+from tfp_bfl.app.one_run.predict import answers, read_examples
 from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, config_in, is_private, num_samples, read_predictions
-from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import Path, name
 from tfp_bfl.files.arrays import read_arrays, write_arrays
@@ -128,27 +127,17 @@ def drift(run: Path, paths: Path | Sequence[Path], *, level: float = 0.01, separ
     reference = read_predictions(
         folder / (HELD_OUT if held_out else PREDICTIONS), _MOST_EXAMPLES, int((info.model or {})["num_classes"])
     )
-    answers = _answers(model, examples.pixels, config_in(folder))
+    config = config_in(folder)
+    new_scores = answers(bfl.export.load(model), examples.pixels, num_samples(config), config.seed)
     compared = [
         *compare_features(training, new),
-        *compare_scores(reference, answers, (info.data or {}).get("unusual")),
+        *compare_scores(reference, new_scores, (info.data or {}).get("unusual")),
     ]
     rows, needed = rows_of(compared, len(features), level)
     which = f"{'held-out' if held_out else 'test'} examples"
     return DriftReport(
         rows, len(features), int(training.counts[0].counts.sum()), which, examples.failures, level=level, needed=needed
     )
-
-
-def _answers(model: pathlib.Path, examples: Any, config: RunConfig) -> dict[str, np.ndarray]:
-    """Return what an exported model predicts for examples."""
-    loaded = bfl.export.load(model)
-    parts = []
-    for start in range(0, len(examples), BATCH_SIZE):
-        batch = examples[start : start + BATCH_SIZE]
-        answer = loaded.predict(batch, num_samples=num_samples(config), seed=config.seed)
-        parts.append({key: value.numpy() for key, value in answer.items()})
-    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
 def compare_features(training: bfl.evaluation.Histograms, new: bfl.evaluation.Histograms) -> list[Drifted]:

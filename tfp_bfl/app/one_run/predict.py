@@ -141,16 +141,20 @@ def predict(
     examples = read_examples(info, images, separator, notes)
     own = Sets.of(calibration, info, images, examples.names, separator, notes) if calibration else None
     names = info.class_names or [str(c) for c in range(facts["num_classes"])]
-    rows: list[AnyRow] = []
-    for start in range(0, len(examples.names), BATCH_SIZE):
-        part = slice(start, start + BATCH_SIZE)
-        answer = loaded.predict(examples.pixels[part], num_samples=number, seed=seed or 0)
-        values = {name: value.numpy() for name, value in answer.items()}
-        if regresses:
-            rows += _as_numbers(examples.names[part], values, max_uncertainty)
-        else:
-            rows += _as_rows(examples.names[part], values, names, calibration, max_uncertainty, own and own.part(part))
+    answer = answers(loaded, examples.pixels, number, seed or 0)
+    rows: Sequence[AnyRow]
+    if regresses:
+        rows = _as_numbers(examples.names, answer, max_uncertainty)
+    else:
+        rows = _as_rows(examples.names, answer, names, calibration, max_uncertainty, own)
     return Predictions("image" if len(facts["input_shape"]) == _IMAGE else "row", rows, examples.failures, notes)
+
+
+def answers(model: Any, examples: np.ndarray, num_samples: int, seed: int) -> dict[str, np.ndarray]:
+    """Return the outputs of an exported model for examples, of which it gets some at once."""
+    starts = range(0, len(examples), BATCH_SIZE)
+    parts = [model.predict(examples[i : i + BATCH_SIZE], num_samples=num_samples, seed=seed) for i in starts]
+    return {name: np.concatenate([part[name].numpy() for part in parts]) for name in parts[0]}
 
 
 def check_draws(info: bfl.export.Info, given: Mapping[str, int | None]) -> None:
@@ -202,10 +206,6 @@ class Sets(NamedTuple):
             of = "all clients together" if calibration.unseen_set_limit is None else "clients never seen"
             notes.append(f"{new:,} rows are of clients without own prediction sets, and have those of {of}.")
         return cls(clients, np.array([limits.get(name, others) for name in clients]))
-
-    def part(self, rows: slice) -> Sets:
-        """Return those of some rows."""
-        return Sets(self.clients[rows], self.limits[rows])
 
 
 def stated_by(model: Path) -> str:
