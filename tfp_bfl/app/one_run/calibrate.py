@@ -147,16 +147,12 @@ def _scores_of_clients(
     """Return the scores of each client on its test rows, by its own sets where it has some."""
     names, labels = [str(x) for x in tested["client_names"]], tested["labels"]
     probabilities = bfl.evaluation.at_temperature(tested["probabilities"], found.temperature)
-    limits = np.array([sets.get(name, {}).get("set_limit", found.set_limit) for name in names])
-    covered = np.zeros(len(labels), bool)
+    limits = np.array([sets.get(name, {}).get("set_limit", found.set_limit) for name in names])[tested["client"]]
+    inside = bfl.evaluation.prediction_sets(probabilities, limits, found.set_score)
+    covered = inside[np.arange(len(labels)), labels]
     kept = np.ones(len(labels), bool)
     if found.limit is not None:
         kept = (entropy(probabilities) if found.by == "entropy" else tested["epistemic"]) <= found.limit
-    for k, limit in enumerate(limits):
-        own = np.flatnonzero(tested["client"] == k)
-        inside = bfl.evaluation.prediction_sets(probabilities[own], limit, found.set_score) if len(own) else None
-        if inside is not None:
-            covered[own] = inside[np.arange(len(own)), labels[own]]
     owners, right = np.array(names, object)[tested["client"]], probabilities.argmax(-1) == labels
     rows = bfl.evaluation.client_scores(probabilities, labels, owners, covered=covered, names=[*names, *sets])
     for row in rows:

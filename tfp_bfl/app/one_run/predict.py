@@ -227,11 +227,8 @@ def _as_rows(
     if calibration:
         probabilities = bfl.evaluation.at_temperature(probabilities, calibration.temperature)
         uncertainty = answer["entropy"] = entropy(probabilities)
-        limits = np.full(len(which), calibration.set_limit) if own is None else own.limits
-        held = np.zeros(probabilities.shape, bool)
-        for value in np.unique(limits):
-            rows = limits == value
-            held[rows] = bfl.evaluation.prediction_sets(probabilities[rows], value, calibration.set_score)
+        limit_of_sets = calibration.set_limit if own is None else own.limits
+        held = bfl.evaluation.prediction_sets(probabilities, limit_of_sets, calibration.set_score)
         sets = ["|".join(names[c] for c in np.flatnonzero(row).tolist()) for row in held]
         if max_uncertainty is None:
             uncertainty, limit = answer[calibration.by], calibration.limit
