@@ -159,6 +159,19 @@ def check_numbers(**values: object) -> None:
         check_number(value, name)
 
 
+def check_share(value: object, name: str, zero: bool = False, one: bool = False) -> float:
+    """Return `value` as a float.
+
+    Raises:
+      InvalidArgument: it is not a number between 0 and 1, the ends included if `zero` or `one` says so.
+    """
+    number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    if not 0 <= number <= 1 or (number == 0 and not zero) or (number == 1 and not one):
+        least, most = ("at least 0" if zero else "above 0"), ("at most 1" if one else "below 1")
+        raise InvalidArgument(f"{name} is {shown(value)}, but must be {least} and {most}.")
+    return number
+
+
 # Of noise multipliers: what the accountant of differential privacy can bear.
 MIN_NOISE, MAX_NOISE = 0.01, 1000.0
 

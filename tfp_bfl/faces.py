@@ -1,4 +1,8 @@
-"""Modules and names that are imported when they are first used, as what they need takes seconds."""
+"""Modules and names that are imported when they are first used, as what they need takes seconds.
+
+`tf` and `keras` are TensorFlow and `tfp_bfl.keras`, so that refusals come without them; `pandas`, `pyarrow`, `compute`
+and `types` read tables.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import ast
 import importlib
 import pathlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 
 def export_later(package: str) -> None:
@@ -32,7 +36,7 @@ def export_later(package: str) -> None:
 
 
 class Later:
-    """A module that is imported when an attribute of it is first asked for, so that refusals come without TensorFlow.
+    """A module that is imported when an attribute of it is first asked for.
 
     Args:
       name: of the module.
@@ -43,6 +47,15 @@ class Later:
 
     def __getattr__(self, attribute: str) -> Any:
         return getattr(importlib.import_module(self._name), attribute)
+
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tfp_bfl import keras
+else:
+    tf, keras = Later("tensorflow"), Later("tfp_bfl.keras")
+pandas, pyarrow, compute, types = map(Later, ("pandas", "pyarrow", "pyarrow.compute", "pyarrow.types"))
 
 
 def engine(name: str) -> Any:

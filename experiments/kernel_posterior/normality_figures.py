@@ -25,7 +25,7 @@ from tfp_bfl import plots
 from tfp_bfl.algorithms.kernel import kernel_mode
 from tfp_bfl.algorithms.kernel.bandwidths import BANDWIDTHS
 from tfp_bfl.plots import style
-from tfp_bfl.plots.density import density_legend, draw_kernel_density
+from tfp_bfl.plots.density import density_legend, kernel_density
 
 DPI = 80
 AXIS = "change in local training"
@@ -104,7 +104,7 @@ def density_figure(changes: np.ndarray, model: tf.keras.Model, title: str) -> Fi
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for i, (axes, (name, d)) in enumerate(zip(panels, which)):
         curves = {"Epanechnikov's kernel": ("epanechnikov", h[i]), "Gaussian kernel": ("gaussian", h[i])}
-        draw_kernel_density(axes, values[:, i], curves, {mark: x[i] for mark, x in marks.items()}, label=AXIS)
+        kernel_density(values[:, i], curves, {mark: x[i] for mark, x in marks.items()}, label=AXIS, axes=axes)
         p = result.lilliefors_p_value[d]
         shown = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
         text = f"{name}: {place(d, model)}\nKS distance {result.statistic[d]:.2f}, Lilliefors {shown}"

@@ -64,7 +64,7 @@ def other_value(name, field):
     if name in SPECIAL:
         return SPECIAL[name]
     if extra(field, "names"):
-        return next(form for form in extra(field, "names").forms() if ":" not in form and form != field.default)
+        return next(form for form in extra(field, "names").entries if ":" not in form and form != field.default)
     if isinstance(field.default, bool):
         return not field.default
     return 0.5 if "float" in str(field.annotation) else 4

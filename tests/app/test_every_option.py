@@ -186,7 +186,7 @@ def simulated(options, monkeypatch, tmp_path):
         "flipout",
         *(
             pytest.param(kind, marks=pytest.mark.deep(after="tests/app/test_every_option.py"))
-            for kind in choices.KINDS.forms()
+            for kind in choices.KINDS.entries
             if kind != "flipout"
         ),
     ],

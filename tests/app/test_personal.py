@@ -71,7 +71,7 @@ def options_of(monkeypatch, algorithm, **options):
 
 def test_options_reach_the_recipes(monkeypatch):
     given = options_of(monkeypatch, "meta_vd", clients=7, embedding_size=3, uncapped=True, variance_range="clamped")
-    assert (given["num_clients"], given["learner"], given["threshold"]) == (7, "plain", None)
+    assert (given["num_clients"], given["learner"], given.get("threshold")) == (7, "plain", None)
     assert given["variance_options"] == {"embedding_size": 3, "ranged": "clamped", "parametrization": "log_variance"}
     assert given["server_options"] == {"capped": False, "absent_decay": False}
     assert given["learning_rate"] == 0.02

@@ -190,7 +190,7 @@ def test_set_aside_refuses_what_leaves_nothing():
     few = data.Clients(data.load("digits"), [np.arange(100), np.arange(100, 102)])
     refuses(r"0\.9 of the examples leaves client 1 none of its 2: set less", few.set_aside, 0.9, seed=0)
     for share in (0, 1, -0.1, float("nan")):
-        refuses("share must be above 0 and below 1", few.set_aside, share, seed=0)
+        refuses("but must be above 0 and below 1", few.set_aside, share, seed=0)
     refuses("is none: set more aside", few.set_aside, 0.001, seed=0)
 
 

@@ -324,7 +324,7 @@ def test_known_groups_of_classes():
         (lambda: data.dirichlet(50, 0.01)(np.arange(100) % 2, 0), "no data in each of 100 draws: use a larger"),
         (lambda: data.noniid_datasets(0), "num_clients is 0"),
         *(
-            (lambda x=x: data.noniid_datasets(3, x), f"other_interest is {x!r}, but must be a number from 0 to 1.")
+            (lambda x=x: data.noniid_datasets(3, x), f"other_interest is {x!r}, but must be at least 0 and at most 1.")
             for x in (-0.1, 1.5, float("nan"), True, "0.25")
         ),
         (lambda: data.noniid_datasets(3, min_examples=0), "min_examples is 0"),

@@ -157,6 +157,6 @@ def test_a_folder_is_exported_with_its_own_score_and_no_other(tmp_path):
 
 def test_bad_input_is_refused():
     refuses("needs held-out examples", fit, model(), clients_of(), rows(0, 3)[0])
-    refuses("between 0 and 1", fit, model(), clients_of(), rows(9, 3)[0], false_alarms=1.0)
+    refuses("above 0 and below 1", fit, model(), clients_of(), rows(9, 3)[0], false_alarms=1.0)
     wide = tf.keras.Sequential([tf.keras.layers.Dense(3000, input_shape=(4,)), tf.keras.layers.Dense(2)])
     refuses("at most 2,048 features", unusual.penultimate, wide)

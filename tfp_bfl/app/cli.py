@@ -1,7 +1,5 @@
 """The commands of `tfp-bfl`. The work itself is in `one_run`, `doctor` and the edges."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import json
@@ -14,15 +12,19 @@ import click
 from rich.console import Console
 from rich.logging import RichHandler
 
-from tfp_bfl import __version__, edges
+from tfp_bfl import __version__, data, edges
 from tfp_bfl.app.one_run.command import COMMANDS, find_posterior, scores_in_words
 from tfp_bfl.app.options.afterwards import split_after
 from tfp_bfl.app.options.command import Grouped, after_options, code_options, config_options
+from tfp_bfl.app.options.config import make_config
+from tfp_bfl.app.options.config_schema import config_schema
+from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, lookup, missing_package
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.code import failure, place_of
 from tfp_bfl.files.writing import system_error
 from tfp_bfl.options import choices
+from tfp_bfl.options.methods import ALGORITHMS, POSTERIORS
 
 EXAMPLES = """
 \b
@@ -158,9 +160,6 @@ _SYNONYMS = {
 @config_options
 def run(config_file: str | None, resumed: str | None, progress: str | None, seeds: str | None, **given: Any) -> None:
     """Simulate federated training and write a run folder: metrics, figures, report, SavedModel."""
-    from tfp_bfl.app.options.config import make_config
-    from tfp_bfl.app.options.own_model import OPTIONS as CODE
-
     if progress is not None:
         choices.FORMS.check(progress)
     given = {name: value for name, value in given.items() if value is not None}
@@ -181,7 +180,7 @@ def run(config_file: str | None, resumed: str | None, progress: str | None, seed
             return run_many(config_file, given, [{}], seeds, progress=progress)
         raise edges.missing("--seeds", "bench")
     config = None if resumed else make_config(config_file, given)
-    # Late, as it imports TensorFlow: a bad value is answered at once.
+    # Late, as a refusal or the help need not wait for it.
     from tfp_bfl.app.one_run.records import in_a_line
     from tfp_bfl.app.one_run.run import execute, resume
 
@@ -255,17 +254,12 @@ def doctor() -> None:
 @cli.command()
 def schema() -> None:
     """Print the JSON Schema of a file for `run --config`, by which editors complete and check it."""
-    from tfp_bfl.app.options.config_schema import config_schema
-
     click.echo(json.dumps(config_schema(), indent=2))
 
 
 @cli.command("list")
 def list_choices() -> None:
     """List the algorithms, datasets, models, kinds, rules, weightings, partitions, kernels and more."""
-    from tfp_bfl import data
-    from tfp_bfl.options.methods import ALGORITHMS, POSTERIORS
-
     click.echo("algorithms:")
     summaries = {name: x.summary for name, x in {**ALGORITHMS, **POSTERIORS}.items()}
     for name, summary in summaries.items():
@@ -288,8 +282,8 @@ def list_choices() -> None:
         ("compressors", choices.COMPRESSORS),
         ("engines", choices.ENGINES),
     ):
-        click.echo(f"{title}: {', '.join(table.forms())}")
-    click.echo(f"rules for one round, not for many: {', '.join(choices.ONE_SHOT.forms())}")
+        click.echo(f"{title}: {', '.join(table.entries)}")
+    click.echo(f"rules for one round, not for many: {', '.join(choices.ONE_SHOT.entries)}")
     rates = choices.SERVER_OPTIMIZERS.numbers().items()
     click.echo(f"server optimizers: {', '.join(f'{name} ({rate:g})' for name, rate in rates)}")
 

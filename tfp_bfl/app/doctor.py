@@ -1,7 +1,5 @@
 """Checks whether this machine can run simulations: one line a check, with what to do where it fails."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import platform
@@ -16,6 +14,7 @@ from rich.console import Console
 
 from tfp_bfl.engines.tff import local_workers, require_tff
 from tfp_bfl.errors import INSTALL_COMMAND, INSTALL_TFF_COMMAND, Error
+from tfp_bfl.faces import engine, tf
 
 _LEAST_GIB = 2
 _DEVICES = pathlib.Path("/dev")
@@ -31,7 +30,7 @@ def examine(console: Console) -> bool:
         ("Python", platform.python_version),
         ("packages", _packages),
         ("TensorFlow Federated", _worker),
-        ("cores", _cores),
+        ("cores", lambda: f"{len(os.sched_getaffinity(0))} usable; as many clients train at once"),
         ("GPU", _gpus),
         ("memory", _memory),
     )
@@ -65,8 +64,6 @@ def _packages() -> str:
 
 
 def _worker() -> str:
-    from tfp_bfl.faces import engine
-
     if not engine("tff").is_installed():
         return (
             "absent: runs take the engine 'local', which needs none, and can't take 'tff'; with Python 3.11, "
@@ -90,14 +87,8 @@ def _worker() -> str:
     return f"{version}; its worker started, answered after {seconds:.1f} s, and stopped"
 
 
-def _cores() -> str:
-    return f"{len(os.sched_getaffinity(0))} usable; as many clients train at once"
-
-
 def _gpus() -> str:
     """Return which GPUs TensorFlow computes on; without any the reason, which fails nothing: runs then take the CPU."""
-    import tensorflow as tf
-
     devices = tf.config.list_physical_devices("GPU")
     if devices:
         return f"TensorFlow computes on {', '.join(_name(x) for x in devices)}; --engine local uses the first"
@@ -119,8 +110,6 @@ def _gpus() -> str:
 
 def _name(device: Any) -> str:
     """Return the model of the GPU and its compute capability."""
-    import tensorflow as tf
-
     details = tf.config.experimental.get_device_details(device)
     capability = details.get("compute_capability")
     version = f" (compute capability {'.'.join(map(str, capability))})" if capability else ""

@@ -1,7 +1,5 @@
 """Ctrl-C ends the command line in the same way in every phase, and within seconds."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -44,7 +42,7 @@ def prompt_interrupts(seconds: float = SECONDS) -> Iterator[None]:
         if number and not ended.wait(seconds):
             _end()
 
-    def raise_again(unraisable: sys.UnraisableHookArgs) -> None:
+    def raise_again(unraisable: "sys.UnraisableHookArgs") -> None:  # For type checkers alone.
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
             hook(unraisable)
         else:

@@ -1,11 +1,8 @@
 """Image classification from TFDS into arrays, with every failure as one sentence."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import json
-import os
 import pathlib
 import shutil
 import socket
@@ -18,7 +15,11 @@ import numpy as np
 
 from tfp_bfl.data.sizes import Size, resizing
 from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.faces import Later
+from tfp_bfl.files import Path
 from tfp_bfl.logs import quiet
+
+tfds = Later("tensorflow_datasets")
 
 BATCH = 512
 CONNECT_SECONDS = 3.0
@@ -27,13 +28,11 @@ MOST_VERSIONS, MOST_FEATURES_BYTES = 100, 2**20
 PREPARED_ELSEWHERE = "storage.googleapis.com"  # where TFDS itself looks for a prepared copy
 
 
-def find(name: str, known: Sequence[str], data_dir: str | os.PathLike | None = None, resizes: bool = False) -> Any:
+def find(name: str, known: Sequence[str], data_dir: Path | None = None, resizes: bool = False) -> Any:
     """Return the prepared TFDS builder of an image classification dataset; download and prepare it if need be.
 
     `resizes` is whether images of several sizes are accepted.
     """
-    import tensorflow_datasets as tfds
-
     if data_dir is not None:
         data_dir = pathlib.Path(data_dir).expanduser()
     with quiet("absl"):
@@ -122,8 +121,6 @@ def _class_names(node: object) -> Iterator[Any]:
 
 
 def _check_features(builder: Any, name: str, resizes: bool) -> None:
-    import tensorflow_datasets as tfds
-
     keys, features = builder.info.supervised_keys, builder.info.features
     named = bool(keys) and len(keys) == 2 and all(isinstance(k, str) and k in features for k in keys)
     image, label = (features[k] for k in keys) if named else (None, None)
@@ -141,8 +138,6 @@ def _check_features(builder: Any, name: str, resizes: bool) -> None:
 
 def _prepare(builder: Any, name: str) -> None:
     """Download and prepare the dataset; a failure leaves no half folder behind."""
-    import tensorflow_datasets as tfds
-
     root = pathlib.Path(builder.data_dir_root)
     advice = f"prepare it with `tfds build {name} --data_dir {root}` where there is a network."
     if not _reachable(builder):

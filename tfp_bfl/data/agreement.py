@@ -8,8 +8,6 @@ standard deviations by which they are scaled: with N rows, n filled cells, and s
     number: m, s sqrt(n / N);   level: q, sqrt(q (1 - q) n / N);   missing: p = (N - n) / N, sqrt(p (1 - p))
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 

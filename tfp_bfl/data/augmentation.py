@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.faces import tf
 from tfp_bfl.named import Table, WithArgument, parse
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 # (features [B, ...], a seed [2]) -> features.
 Augmentation = Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"]
@@ -29,8 +26,6 @@ def crop_and_flip(padding: int = 4) -> Augmentation:
     check_count(padding, "padding", 0)
 
     def augment(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        import tensorflow as tf
-
         if len(images.shape) != 4:
             raise InvalidArgument(f"crop_and_flip is of images, but features have the shape {images.shape}: drop it.")
         number, height, width = tf.shape(images)[0], images.shape[1], images.shape[2]

@@ -5,8 +5,6 @@ with a column is recorded in `Troubles`, with its first cell and the options tha
 its cells are empty if a model requires it.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +16,7 @@ from tfp_bfl.data.names import note_spellings
 from tfp_bfl.data.numerals import doubts
 from tfp_bfl.data.statistics import within_bounds
 from tfp_bfl.errors import lookup, shown
+from tfp_bfl.faces import compute, pyarrow, types
 
 # Text with more values than this is rather a name than a category.
 MOST_LEVELS = 30
@@ -78,10 +77,9 @@ class Cells(NamedTuple):
     @property
     def empty(self) -> np.ndarray:
         """The mask of empty cells, bool [N]."""
-        empty: np.ndarray = self.values == "" if self.kind in TEXT_KINDS else np.isnan(self.values)
-        return empty
+        return self.values == "" if self.kind in TEXT_KINDS else np.isnan(self.values)
 
-    def within_bounds(self, limit: bool = True) -> tuple[Cells, list[str]]:
+    def within_bounds(self, limit: bool = True) -> "tuple[Cells, list[str]]":
         """Return the column with typing errors limited (`statistics.within_bounds`), and sentences on its values."""
         if self.kind in TEXT_KINDS:
             return self, note_spellings(self.values.tolist(), self.name)
@@ -164,8 +162,6 @@ def read_cells(
       is_category, date_unit: as of `read_columns`.
       commas: a column of its table with commas that can only be decimal; "" for none.
     """
-    import pyarrow.types as types
-
     name, values = column.name, column.values
     if types.is_nested(values.type):
         troubles.add(name, "holds lists or records")
@@ -197,8 +193,6 @@ def read_cells(
 def _read_as(
     column: Decoded, kind: str, troubles: Troubles, date_unit: str | None, commas: str, sign: str | None
 ) -> Cells:
-    import pyarrow
-
     if kind in TEXT_KINDS:
         return Cells(column.name, kind, column.categories)
     nothing = blank(column.name, len(column.empty), kind)
@@ -241,9 +235,6 @@ def _numbers(column: Decoded, troubles: Troubles, commas: str, sign: str | None 
 
     `sign` must be beside the numbers, "" for none; None for any.
     """
-    import pyarrow
-    import pyarrow.types as types
-
     values, kind = column.text if column.is_text else column.values, column.values.type
     first = int(np.argmin(column.empty))
     example, beside = shown(str(values[first].as_py())), column.numerals.sign if column.is_text else ""
@@ -277,9 +268,6 @@ def _numbers(column: Decoded, troubles: Troubles, commas: str, sign: str | None 
 
 def _from_text(column: Decoded, troubles: Troubles, commas: str) -> np.ndarray | None:
     """Return the numbers in text, float64 [N]; None if a cell is no number."""
-    import pyarrow
-    import pyarrow.compute as compute
-
     numerals = column.numerals
     found = numerals.match(bool(commas))
     wrong, why = ~found.good, "which is no number"
@@ -298,8 +286,7 @@ def _from_text(column: Decoded, troubles: Troubles, commas: str) -> np.ndarray |
         row = int(np.argmax(wrong))
         troubles.add(column.name, f"holds {shown(column.text[row].as_py())} in row {row + 1}, {why}")
         return None
-    exact: np.ndarray = found.column.cast(pyarrow.float64()).to_numpy().astype(np.float64)
-    return exact
+    return found.column.cast(pyarrow.float64()).to_numpy().astype(np.float64)
 
 
 def _as_dates(column: Any, name: str, troubles: Troubles) -> Any:
@@ -307,9 +294,6 @@ def _as_dates(column: Any, name: str, troubles: Troubles) -> Any:
 
     Dates have an order, which categories would lose: text of which most cells look like dates is an error.
     """
-    import pyarrow
-    import pyarrow.compute as compute
-
     matches = lambda pattern: compute.match_substring_regex(column, pattern).fill_null(False).to_numpy()
     filled, iso = column.is_valid().to_numpy(), matches(_ISO)
     with contextlib.suppress(pyarrow.ArrowInvalid):
@@ -330,9 +314,6 @@ def _as_dates(column: Any, name: str, troubles: Troubles) -> Any:
 
 
 def _dates(column: Any, name: str, troubles: Troubles, unit: str | None) -> Cells | None:
-    import pyarrow
-    import pyarrow.types as types
-
     first = int(np.argmax(column.is_valid().to_numpy()))
     example = f"{shown(str(column[first].as_py()))} in row {first + 1}"
     if not (types.is_date(column.type) or types.is_timestamp(column.type)):

@@ -1,7 +1,5 @@
 """Checks of the arrays of a `Source`: casts that lose nothing, and one sentence where a cast would lose something."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Clients with their examples in files, one for each: read where they are used, so that no message holds them."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

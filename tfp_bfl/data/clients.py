@@ -14,11 +14,10 @@ import numpy as np
 
 from tfp_bfl.data.names import as_text
 from tfp_bfl.data.partitions import generator
-from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.errors import InvalidArgument, check_count, check_share
+from tfp_bfl.faces import tf
 
-if TYPE_CHECKING:  # TensorFlow is imported where datasets are made: partitions and cohorts do without.
-    import tensorflow as tf
-
+if TYPE_CHECKING:
     from tfp_bfl.data.sources import Learnt, Source
 
 DESCRIBED_CLIENTS = 20
@@ -42,8 +41,6 @@ class ClientExamples(NamedTuple):
 @functools.lru_cache(maxsize=16)
 def _slices(*spec: tf.TensorSpec) -> Any:
     """Return the function (start, end, client, features, labels) -> the rows from start to end of the last three."""
-    import tensorflow as tf
-
     bound = tf.TensorSpec([], tf.int64)
     rows = tf.function(lambda start, end, *examples: tuple(x[start:end] for x in examples), autograph=False)
     return rows.get_concrete_function(bound, bound, *spec)
@@ -113,8 +110,6 @@ class ClientData(abc.ABC):
 
         A federated round takes one client or several in a dataset; several work one after another.
         """
-        import tensorflow as tf
-
         if not chosen:
             raise InvalidArgument("A dataset needs at least one client.")
         # Slices of one array: the datasets of any clients have one type, and a small graph however many there are.
@@ -134,8 +129,6 @@ class ClientData(abc.ABC):
 
     def rows(self, *chosen: int) -> ClientRows:
         """Return the examples of the chosen clients, one client after another."""
-        import tensorflow as tf
-
         examples = ClientExamples(*(tf.constant(np.concatenate(x)) for x in zip(*map(self.examples, chosen))))
         return ClientRows(examples, np.cumsum(self.sizes[list(chosen)]))
 
@@ -263,8 +256,7 @@ class Clients(ClientData):
 
         The examples are drawn uniformly from those of all clients, round(share n) of n.
         """
-        if not 0 < share < 1:
-            raise InvalidArgument(f"share must be above 0 and below 1, but is {share}.")
+        check_share(share, "share")
         held = np.unique(np.concatenate(self.indices))
         taken = generator(seed, "set_aside").permutation(held)[: round(share * len(held))]
         if not len(taken):

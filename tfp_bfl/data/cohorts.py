@@ -1,13 +1,11 @@
 """The clients that take part in a round, as sorted indices, int64."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np
 
 from tfp_bfl.data.partitions import check_alpha, generator
-from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.errors import InvalidArgument, check_count, check_share
 
 
 def cohort(
@@ -92,7 +90,6 @@ def answering(chosen: np.ndarray, dropout: float, round_number: int, seed: int, 
       >>> bfl.data.answering(np.arange(10), dropout=0.3, round_number=0, seed=0)
       array([2, 7, 8])
     """
-    if not 0 <= dropout < 1:
-        raise InvalidArgument(f"dropout is {dropout}, but must be a probability of at least 0 and below 1.")
+    check_share(dropout, "dropout", zero=True)
     rng = generator(seed, "dropout", round_number, *([attempt] if attempt else []))
     return chosen[rng.random(1 + max(chosen, default=0))[chosen] >= dropout]  # The k-th draw is client k's.

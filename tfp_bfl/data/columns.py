@@ -1,7 +1,5 @@
 """Columns of tables as numbers and as text, and all that is wrong with them in one sentence."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -11,6 +9,7 @@ import numpy as np
 from tfp_bfl.data.names import EMPTY, as_category, as_text, canonical_cells
 from tfp_bfl.data.numerals import Numerals, are_thousandths, has
 from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.faces import compute, pyarrow, types
 
 # Most letters of an error's list of columns; of the others the names are stated, of at most so many.
 _MOST_LETTERS, _MOST_OTHERS = 300, 20
@@ -85,10 +84,6 @@ class Decoded:
     """
 
     def __init__(self, name: str, stored: Any):
-        import pyarrow
-        import pyarrow.compute as compute
-        import pyarrow.types as types
-
         def plain(column: Any) -> Any:
             if types.is_run_end_encoded(column.type):
                 column = compute.run_end_decode(column)
@@ -114,10 +109,8 @@ class Decoded:
             empty = self.text.is_null()
         self.empty: np.ndarray = empty.to_numpy()
 
-    def take(self, rows: np.ndarray) -> Decoded:
+    def take(self, rows: np.ndarray) -> "Decoded":
         """Return the cells of some rows, with the same levels."""
-        import pyarrow
-
         part, kept = object.__new__(Decoded), pyarrow.array(rows)
         part.name, part.has_codes, part.order, part.is_text = self.name, self.has_codes, self.order, self.is_text
         part.values, part.empty = self.values.take(kept), self.empty[rows]
@@ -132,8 +125,6 @@ class Decoded:
     @functools.cached_property
     def distinct(self) -> tuple[np.ndarray, list[Any]]:
         """The place of each cell among the distinct values, -1 for a null, and these in the order of the cells."""
-        import pyarrow.types as types
-
         if types.is_nested(self.values.type):
             return np.arange(len(self.values)), self.values.to_pylist()
         found = self.values.combine_chunks().dictionary_encode()
@@ -141,8 +132,7 @@ class Decoded:
 
     def spread(self, levels: np.ndarray) -> np.ndarray:
         """Return what belongs to the cells, object [N], from what belongs to the distinct values; "" of nulls."""
-        cells: np.ndarray = np.append(levels, "")[self.distinct[0]]
-        return cells
+        return np.append(levels, "")[self.distinct[0]]
 
     @functools.cached_property
     def categories(self) -> np.ndarray:
@@ -154,8 +144,6 @@ class Decoded:
 
 def _written(values: Any) -> list[Any]:
     """Return the values of a pyarrow array; of float32 the shortest digits that name them."""
-    import pyarrow.types as types
-
     if types.is_float32(values.type) or types.is_float16(values.type):
         return [float(str(x)) for x in values.to_numpy(zero_copy_only=False)]
     return list(values.to_pylist())
@@ -169,14 +157,14 @@ class Columns:
         self.commas, self.points = tuple(commas), tuple(points)
         self.column_names, self.num_rows = [*self._columns], len(columns[0].empty) if columns else 0
 
-    def __getitem__(self, name: str) -> Decoded:
+    def __getitem__(self, name: str) -> "Decoded":
         return self._columns[name]
 
-    def select(self, names: Sequence[str]) -> Columns:
+    def select(self, names: Sequence[str]) -> "Columns":
         """Return some of the columns."""
         return Columns([self[name] for name in names], self.commas, self.points)
 
-    def filter(self, mask: np.ndarray) -> Columns:
+    def filter(self, mask: np.ndarray) -> "Columns":
         """Return the rows of a mask."""
         rows = np.flatnonzero(mask)
         return Columns([column.take(rows) for column in self._columns.values()], self.commas, self.points)
@@ -190,8 +178,6 @@ def with_notation(columns: list[Decoded], written: Callable[[list[str]], list[An
 
     `written` maps names to all columns of the file, these as text, as they are written; None if numbers are not text.
     """
-    import pyarrow.types as types
-
     texts = [column for column in columns if column.is_text and not column.has_codes]
     surely = lambda mark: [x.name for x in texts if has(x.values, mark) and x.numerals.are_surely(mark)]
     commas = surely(",")

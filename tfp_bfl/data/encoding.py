@@ -7,12 +7,11 @@ ordinal               0 or 1 for each level but the first: is the cell at least 
 missing               0 or 1 for a column with empty cells in training: is the cell empty?
 """
 
-from __future__ import annotations
-
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from tfp_bfl.data.cells import TEXT_KINDS, Cells, blank, read_columns
 from tfp_bfl.data.columns import Columns, Troubles
@@ -21,7 +20,18 @@ from tfp_bfl.errors import shown
 
 # Of a record, before anything is read from it.
 _MOST_FEATURES = 100_000
-_KINDS = ("number", "truth", "date", "category", "ordinal")
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("not printable")
+    return text
+
+
+Printable = Annotated[str, Field(strict=True), AfterValidator(_printable)]
+_Text = Annotated[str, Field(strict=True, pattern=r"^[^\x00]*$")]
+_Kind = Annotated[str, Field(strict=True, pattern="^(number|truth|date|category|ordinal)$")]
+_Flag = Annotated[bool, Field(strict=True)]
 
 
 class Feature(NamedTuple):
@@ -36,12 +46,12 @@ class Feature(NamedTuple):
       unit: of dates, or the sign beside numbers (`Cells.sign`); None of other columns.
     """
 
-    name: str
-    kind: str
-    levels: tuple[str, ...] = ()
-    has_rare: bool = False
-    has_missing: bool = False
-    unit: str | None = None
+    name: Printable
+    kind: _Kind
+    levels: tuple[_Text, ...] = ()
+    has_rare: _Flag = False
+    has_missing: _Flag = False
+    unit: _Text | None = None
 
     @property
     def is_text(self) -> bool:
@@ -84,22 +94,12 @@ class Feature(NamedTuple):
         return np.concatenate([codes, np.full((1, codes.shape[1]), np.nan)])
 
 
+_FEATURES = TypeAdapter(Annotated[tuple[Feature, ...], Field(max_length=_MOST_FEATURES)])
+
+
 def parse_features(given: object) -> tuple[Feature, ...]:
     """Return the features of a record, a list of `Feature._asdict()`; ValueError if it is none."""
-    if not isinstance(given, (list, tuple)) or len(given) > _MOST_FEATURES:
-        raise ValueError(given)
-    features = []
-    for entry in given:
-        if not isinstance(entry, Mapping) or set(entry) != set(Feature._fields):
-            raise ValueError(entry)
-        feature = Feature(**{**entry, "levels": tuple(entry["levels"])})
-        well = isinstance(feature.name, str) and feature.name.isprintable() and feature.kind in _KINDS
-        well = well and all(isinstance(x, str) and "\0" not in x for x in feature.levels)
-        well = well and isinstance(feature.has_rare, bool) and isinstance(feature.has_missing, bool)
-        if not well or not (feature.unit is None or isinstance(feature.unit, str)):
-            raise ValueError(entry)
-        features.append(feature)
-    return tuple(features)
+    return _FEATURES.validate_python(given)
 
 
 class Raw:
@@ -111,7 +111,7 @@ class Raw:
     def __len__(self) -> int:
         return len(self.columns[0].values)
 
-    def __getitem__(self, rows: Any) -> Raw:
+    def __getitem__(self, rows: Any) -> "Raw":
         return Raw([cells._replace(values=cells.values[rows]) for cells in self.columns], self.unit)
 
 
@@ -154,8 +154,7 @@ def encode(raw: Raw, features: Sequence[Feature], columns: Sequence[Column]) -> 
 def scaled(values: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
     """Return numbers [N, D] less the means of the columns, over their scales, float32 [N, D]."""
     means, scales = np.array([(c.mean, c.scale) for c in columns]).T
-    standardised: np.ndarray = ((values - means) / scales).astype(np.float32)
-    return standardised
+    return ((values - means) / scales).astype(np.float32)
 
 
 def unknown_levels(raw: Raw, features: Sequence[Feature]) -> list[str]:

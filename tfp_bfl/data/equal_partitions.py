@@ -1,7 +1,5 @@
 """Partitions over clients of equal size, which draw classes one client after another; and all partitions by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

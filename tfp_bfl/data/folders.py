@@ -1,7 +1,5 @@
 """Folders of labelled images: CLASS/ or CLIENT/CLASS/, in all of the folder or in its training and test set."""
 
-from __future__ import annotations
-
 import collections
 import pathlib
 

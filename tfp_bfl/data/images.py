@@ -1,13 +1,11 @@
 """Image files and .npz archives from anywhere, checked against the shape that a model takes before they are decoded."""
 
-from __future__ import annotations
-
 import contextlib
 import io
+import math
 import os
 import pathlib
 import warnings
-import zipfile
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
@@ -16,6 +14,8 @@ import numpy as np
 from tfp_bfl import files
 from tfp_bfl.data.sizes import MOST_PIXELS, resized
 from tfp_bfl.errors import InvalidArgument, check_count, shown
+from tfp_bfl.files import Path
+from tfp_bfl.files.arrays import stored_arrays
 
 # Names of files that a folder's images have; what a file holds is decided by its content.
 FORMATS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
@@ -27,8 +27,8 @@ CHANNELS = {"1": 1, "L": 1, "LA": 2, "P": 3, "PA": 4, "RGB": 3, "RGBA": 4}
 _PNG_SIGNATURE, _PNG_BITS = b"\x89PNG\r\n\x1a\n", 24
 # Beyond its pixels an image file holds profiles, previews and text.
 MOST_EXTRA_BYTES = 16 * 2**20
-MOST_ARRAY_BYTES = 2**29
-_BLOCK = 2**20
+# Of the array of images, and of an archive with all its arrays.
+MOST_ARRAY_BYTES, MOST_ARCHIVE_BYTES = 2**29, 2**31
 # EXIF's numbers: as stored; turned by 90 or 270 degrees.
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = 1
@@ -54,9 +54,7 @@ class _Unreadable(Exception):
     """The reason why a file cannot be read."""
 
 
-def read_images(
-    paths: str | os.PathLike | Sequence[str | os.PathLike], shape: tuple[int, int, int], resize: bool = False
-) -> Images:
+def read_images(paths: Path | Sequence[Path], shape: tuple[int, int, int], resize: bool = False) -> Images:
     """Read images of one shape; one that can't be read does not stop the others.
 
     A path is an image file, a folder (its files .png, .jpg, .jpeg, .bmp and .gif that are not hidden, and those of its
@@ -97,7 +95,7 @@ def read_images(
         try:
             with files.open_regular(path, "image file") as file:
                 if path.suffix.lower() == ".npz":
-                    pixels, bad = _read_archive(file, shape, resize)
+                    pixels, bad = _read_archive(file, name, shape, resize)
                     names += [f"{name}[{i}]" for i in np.flatnonzero(~bad)]
                     failures += [(f"{name}[{i}]", "has values that are not in [0, 1]") for i in np.flatnonzero(bad)]
                     parts.append(pixels[~bad])
@@ -235,68 +233,27 @@ def _errors_as(reason: str) -> Iterator[None]:
         raise _Unreadable(reason) from None
 
 
-class _Reluctant(io.BufferedIOBase):
-    """A file that is read in small blocks: an archive's list of members is read at once, however long it says it is."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def read(self, size: Any = -1) -> bytes:
-        content = self._file.read(min(size, _BLOCK + 1) if size is not None and size >= 0 else _BLOCK + 1)
-        if len(content) > _BLOCK:
-            raise _Unreadable("has more members than an archive of images needs")
-        return content
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def seekable(self) -> bool:
-        return True
-
-
-def _read_archive(file: BinaryIO, shape: tuple[int, int, int], resize: bool) -> tuple[np.ndarray, np.ndarray]:
+def _read_archive(
+    file: BinaryIO, name: str, shape: tuple[int, int, int], resize: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """Return pixels, uint8 or float32 [N, height, width, channels], and which images have values out of [0, 1], [N]."""
-    with _errors_as("is not a readable .npz archive"), zipfile.ZipFile(_Reluctant(file)) as archive:  # type: ignore[arg-type]
-        members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
-        if len(members) != 1:
-            members = [m for m in members if m.filename == "images.npy"]
-        if len(members) != 1:
-            raise _Unreadable("must have one array, or one called 'images'")
-        # NumPy writes these two. Others take memory that the file itself sets.
-        if members[0].compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise _Unreadable("is compressed in a way that NumPy's savez_compressed isn't")
-        with archive.open(members[0]) as stream:
-            array = _read_array(stream, shape, resize)
-    if array.dtype == np.uint8:
-        return resized(array, shape[:2]), np.zeros(len(array), bool)
-    with np.errstate(invalid="ignore"):
-        inside = (array >= 0) & (array <= 1)
-    return resized(array.astype(np.float32), shape[:2]), ~inside.all(axis=(1, 2, 3))
-
-
-def _read_array(stream: Any, shape: tuple[int, int, int], resize: bool) -> np.ndarray:
-    # The only version that NumPy writes for numbers, and the one with a limit of its header.
-    if np.lib.format.read_magic(stream) != (1, 0):
-        raise _Unreadable("has an array that is not in version 1.0 of NumPy's format")
-    dimensions, by_columns, dtype = np.lib.format.read_array_header_1_0(stream)
+    content = file.read(MOST_ARCHIVE_BYTES + 1)
+    arrays = stored_arrays(content, f"archive {name}", MOST_ARCHIVE_BYTES, compressed=True)
+    key = next(iter(arrays)) if len(arrays) == 1 else "images"
+    if key not in arrays:
+        raise _Unreadable(f"must have one array, or one called 'images', and has {len(arrays)} members")
+    dtype, dimensions = arrays.form(key)
     if dtype != np.uint8 and not (dtype.kind == "f" and dtype.itemsize <= 8):
         raise _Unreadable(f"has values of type {shown(str(dtype))}, but they must be uint8 or floating-point")
     full = (*dimensions, 1) if len(dimensions) == 3 else dimensions
     if (full[3:] != shape[2:] or min(full) < 1) if resize else (full[1:] != shape or full[0] < 1):
         wanted = f"[N, {'height, width, ' if resize else ''}{', '.join(map(str, shape[2 * resize :]))}]"
         raise _Unreadable(f"has an array of shape {shown(list(dimensions))}, but it must be {wanted}")
-    num_bytes = int(np.prod(dimensions, dtype=object)) * dtype.itemsize
-    if num_bytes > MOST_ARRAY_BYTES:
+    if (num_bytes := math.prod(dimensions) * dtype.itemsize) > MOST_ARRAY_BYTES:
         raise _Unreadable(f"has {num_bytes} bytes of images, but at most {MOST_ARRAY_BYTES} are read at once")
-    # In blocks: memory is taken for what is there, not for what the header promises.
-    content = bytearray()
-    while block := stream.read(min(num_bytes + 1 - len(content), _BLOCK)):
-        content += block
-    if len(content) != num_bytes:
-        raise _Unreadable("has an array that is shorter or longer than it says")
-    array = np.frombuffer(content, dtype)
-    array = array.reshape(dimensions[::-1]).T if by_columns else array.reshape(dimensions)
-    return array.reshape(full)
+    array = arrays[key].reshape(full)
+    if array.dtype == np.uint8:
+        return resized(array, shape[:2]), np.zeros(len(array), bool)
+    with np.errstate(invalid="ignore"):
+        inside = (array >= 0) & (array <= 1)
+    return resized(array.astype(np.float32), shape[:2]), ~inside.all(axis=(1, 2, 3))

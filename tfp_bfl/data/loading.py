@@ -1,9 +1,6 @@
 """Datasets by name: those of scikit-learn and of this package, which are embedded, and TFDS's image classification."""
 
-from __future__ import annotations
-
 import importlib.util
-import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -17,6 +14,7 @@ from tfp_bfl.data.sizes import at_size, parse_size
 from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
 from tfp_bfl.data.statistics import Column
 from tfp_bfl.errors import InvalidArgument, missing_package
+from tfp_bfl.files import Path
 
 # The names that the tests and studies of this library use; any other image classification of TFDS loads as well.
 COMMON_TFDS = ("cifar10", "fashion_mnist", "mnist")
@@ -105,7 +103,7 @@ def _load_embedded(name: str, split: str) -> Source:
 def load(
     name: str,
     split: str = "train",
-    data_dir: str | os.PathLike | None = None,
+    data_dir: Path | None = None,
     image_size: str | Sequence[int] | None = None,
 ) -> Source:
     """Load one split of a dataset into memory.
@@ -137,16 +135,16 @@ def load(
     if not isinstance(name, str) or not isinstance(split, str):
         raise InvalidArgument(f"name and split are {name!r} and {split!r}, but both must be strings.")
     size = parse_size(image_size)
-    if name in EMBEDDED or name in FEDERATIONS:
+    if name in (*EMBEDDED, *FEDERATIONS):
         return at_size(_load_embedded(name, split), size)
     builder = _tfds.find(name, known=list_sources(), data_dir=data_dir, resizes=size is not None)
     features, labels, class_names = _tfds.read(builder, name, split, size)
     return Source(name, split, features, labels, class_names)
 
 
-def peek(name: str, data_dir: str | os.PathLike | None = None, image_size: str | Sequence[int] | None = None) -> Source:
+def peek(name: str, data_dir: Path | None = None, image_size: str | Sequence[int] | None = None) -> Source:
     """Return one example or more of the train split, read at once: enough to know the shapes and the classes."""
-    return load(name, "train" if name in EMBEDDED or name in FEDERATIONS else "train[:1]", data_dir, image_size)
+    return load(name, "train" if name in (*EMBEDDED, *FEDERATIONS) else "train[:1]", data_dir, image_size)
 
 
 def list_sources() -> tuple[str, ...]:
@@ -159,7 +157,7 @@ def list_sources() -> tuple[str, ...]:
     return (*sorted({*EMBEDDED, *FEDERATIONS}), *COMMON_TFDS)
 
 
-def names_clients(dataset: str | os.PathLike) -> bool:
+def names_clients(dataset: Path) -> bool:
     """Return whether data other than tables name the client of each example: embedded data, folders or archives.
 
     Args:

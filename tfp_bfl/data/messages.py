@@ -1,7 +1,5 @@
 """Describe: the message of a client, or of a site, about a column of its table."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -56,7 +54,7 @@ class ColumnMessage(BaseModel):
     numbering: Annotated[tuple[Size, _Total], Field(strict=False)] | None = None
 
     @model_validator(mode="after")
-    def _fits(self) -> ColumnMessage:
+    def _fits(self) -> "ColumnMessage":
         well = (
             self.filled <= self.rows
             and bool(self.order) == (self.kind == "ordinal")

@@ -1,7 +1,5 @@
 """Names of classes, clients and columns: their one form, their order, and spellings that differ in case only."""
 
-from __future__ import annotations
-
 import functools
 import re
 import unicodedata
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfp_bfl.errors import InvalidArgument, shown, shown_apart
+from tfp_bfl.faces import compute, pyarrow
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,5})?", re.ASCII)
 
@@ -69,9 +68,6 @@ def canonical(name: str) -> str:
 
 def canonical_cells(column: Any) -> Any:
     """Return a column of text of a pyarrow Table with `canonical` cells."""
-    import pyarrow
-    import pyarrow.compute as compute
-
     column = compute.utf8_trim_whitespace(column)  # Of a column that is a slice `if_else` would return other text.
     if not compute.any(compute.match_substring_regex(column, _NEEDS_RULES.pattern)).as_py():
         return column

@@ -15,8 +15,6 @@ column of numbers
 and a column with words is a category, which a note names if other cells look like numbers.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any, NamedTuple
 
@@ -24,6 +22,7 @@ import numpy as np
 
 from tfp_bfl.data.names import EMPTY, MARK
 from tfp_bfl.errors import shown
+from tfp_bfl.faces import compute, pyarrow
 
 _SPACES_AND_APOSTROPHES = " \u00a0\u2009\u202f'\u2019"
 _MINUS = "\u2212"
@@ -97,9 +96,6 @@ class Numerals:
     """
 
     def __init__(self, text: Any):
-        import pyarrow
-        import pyarrow.compute as compute
-
         self.column, self.sign = text, ""
         self.wrong: tuple[int, str, str] | None = None
         self._masks: dict[Notation, np.ndarray] = {}
@@ -133,8 +129,6 @@ class Numerals:
 
     def mask(self, notation: Notation) -> np.ndarray:
         """Return the mask of the cells that are in a notation or empty, bool [N]."""
-        import pyarrow.compute as compute
-
         if notation not in self._masks:
             found = compute.match_substring_regex(self.column, notation.pattern)
             self._masks[notation] = found.fill_null(True).to_numpy()
@@ -146,8 +140,6 @@ class Numerals:
         With `decimal_commas` another column of the table has commas that can only be decimal: commas are then decimal
         where they could also group thousands, and points are ambiguous where they could.
         """
-        import pyarrow.compute as compute
-
         column, mark = self.column, "." if decimal_commas else ","
         others = () if self.mask(_POINT).all() and not decimal_commas else _OTHERS
         good = {notation: self.mask(notation) for notation in (_POINT, *others)}
@@ -217,6 +209,4 @@ def are_thousandths(column: Any) -> bool:
 
 def has(column: object, mark: str) -> bool:
     """Return whether a cell of a column of text has a mark."""
-    import pyarrow.compute as compute
-
     return bool(compute.any(compute.match_substring(column, mark)).as_py())

@@ -1,7 +1,5 @@
 """Your own data: tables, arrays and folders of images, from files or from memory, with the clients that they name."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -38,6 +36,7 @@ from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
 from tfp_bfl.data.statistics import Column, column_of
 from tfp_bfl.data.tables import TABLES, is_table, read_table
 from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.files import Path
 from tfp_bfl.files.arrays import read_arrays
 
 SUFFIXES = (*TABLES, ".npz")
@@ -48,8 +47,6 @@ _MOST_CLASSES = 20
 # Of tables and arrays in memory, which have no name of their own.
 NAME = "data"
 ARRAYS = "arrays"
-
-Path = str | os.PathLike[str]
 
 
 class OwnData(NamedTuple):
@@ -68,7 +65,7 @@ class OwnData(NamedTuple):
     client_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def at_size(self, size: Size | None) -> OwnData:
+    def at_size(self, size: Size | None) -> "OwnData":
         """Return the data with their images resized; the same for None."""
         if size is None:
             return self

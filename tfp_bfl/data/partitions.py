@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfp_bfl.errors import InvalidArgument, check_count, shown
+from tfp_bfl.errors import InvalidArgument, check_count, check_number, check_share
 
 if TYPE_CHECKING:
     from tfp_bfl.data.clients import Clients
@@ -196,8 +196,7 @@ def noniid_datasets(num_clients: int, other_interest: float = 0.25, min_examples
     """
     num_clients = check_count(num_clients, "num_clients")
     min_examples = check_count(min_examples, "min_examples")
-    if not _is_number(other_interest) or not 0.0 <= other_interest <= 1.0:
-        raise InvalidArgument(f"other_interest is {shown(other_interest)}, but must be a number from 0 to 1.")
+    check_share(other_interest, "other_interest", zero=True, one=True)
 
     def draw_cuts(rng: np.random.Generator, counts: np.ndarray) -> np.ndarray:
         num_classes = len(counts)
@@ -292,10 +291,4 @@ def _cuts(weights: np.ndarray, counts: np.ndarray, shifts: np.ndarray | float = 
 def check_alpha(alpha: float, name: str = "alpha") -> float:
     """Return a concentration; raise InvalidArgument for one that is not a finite number above 0."""
     # Beyond 1e100 the gamma draws behind a Dirichlet sample overflow or lose all their digits.
-    if not _is_number(alpha) or not 0.0 < alpha < 1e100:
-        raise InvalidArgument(f"{name} is {shown(alpha)}, but must be a finite number above 0.")
-    return float(alpha)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    return check_number(alpha, name, within=(0.0, 1e100))

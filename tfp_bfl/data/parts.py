@@ -1,7 +1,5 @@
 """Data of sites: the table of one as it is, and the shape of examples that lie elsewhere."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Examples of tables and arrays as they were read, from files or from memory, and the options of reading them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,7 +32,7 @@ class Examples(NamedTuple):
     class_names: tuple[str, ...] = ()  # C names; () for the names of the labels.
     notes: tuple[str, ...] = ()  # Sentences on what was left out.
 
-    def select(self, keep: np.ndarray) -> Examples:
+    def select(self, keep: np.ndarray) -> "Examples":
         """Return the examples of a mask [N]."""
         owners = None if self.owners is None else self.owners[keep]
         return self._replace(features=self.features[keep], labels=self.labels[keep], owners=owners)
@@ -61,7 +59,7 @@ class Reading(NamedTuple):
     # missing here.
     is_part: bool = False
 
-    def of_test(self, train: Examples) -> Reading:
+    def of_test(self, train: Examples) -> "Reading":
         """Return how the test set is read: the columns of the training set, in the same form."""
         of_train = train.features.columns if isinstance(train.features, Raw) else ()
         columns = [Feature(x.name, x.kind, unit=x.sign or None) for x in of_train]

@@ -4,9 +4,6 @@ Paths are of .csv, .tsv or .parquet files; separators as of `read_own`. A table 
 raises InvalidArgument.
 """
 
-from __future__ import annotations
-
-import os
 import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,8 +18,7 @@ from tfp_bfl.data.names import as_names, canonical, client_names
 from tfp_bfl.data.read_examples import check_columns
 from tfp_bfl.data.statistics import Column
 from tfp_bfl.data.tables import read_table
-
-Path = str | os.PathLike[str]
+from tfp_bfl.files import Path
 
 
 class EncodedRows(NamedTuple):

@@ -1,7 +1,5 @@
 """Images of any size, resized to one."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -10,6 +8,7 @@ import numpy as np
 
 from tfp_bfl.data.sources import Source
 from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.faces import tf
 
 Size: TypeAlias = tuple[int, int]
 _BATCH = 256
@@ -35,8 +34,6 @@ def resized(images: np.ndarray, size: Size) -> np.ndarray:
     """Resize images [N, height, width, C] bilinearly, with antialiasing (`tf.image.resize`); bytes stay bytes."""
     if images.shape[1:3] == size:
         return images
-    import tensorflow as tf
-
     found = np.empty((len(images), *size, images.shape[3]), images.dtype)
     for start in range(0, len(images), _BATCH):
         part = slice(start, start + _BATCH)
@@ -47,7 +44,6 @@ def resized(images: np.ndarray, size: Size) -> np.ndarray:
 
 def resizing(size: Size) -> Callable[[Any, Any], Any]:
     """Return the function that resizes an image of bytes beside a label, in a graph, as `resized` does."""
-    import tensorflow as tf
 
     def pair(image: Any, label: Any) -> Any:
         return tf.cast(tf.round(tf.image.resize(image, size, antialias=True)), tf.uint8), label

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,7 @@ from tfp_bfl.data.names import as_text, canonical, natural
 from tfp_bfl.data.partitions import Partition, generator
 from tfp_bfl.data.statistics import Column, column_of
 from tfp_bfl.errors import InvalidArgument, check_count, shown
-
-if TYPE_CHECKING:  # Imported where it is used: names and partitions do without.
-    import tensorflow as tf
+from tfp_bfl.faces import tf
 
 TEST_SHARE = 0.2
 # Of the numbers that are regressed on, by which partitions tell examples apart.
@@ -47,8 +45,6 @@ class Learnt:
     @property
     def element_spec(self) -> ClientExamples:
         """The type of the elements of their clients' datasets, each one client; n is None: the same for all."""
-        import tensorflow as tf
-
         number = tf.TensorSpec((None,), tf.int32)
         features = tf.TensorSpec((None, *self.element_shape), tf.uint8 if self.is_image else tf.float32)
         labels = number if self.target is None else tf.TensorSpec((None,), tf.float32)
@@ -201,8 +197,6 @@ class Source(Learnt):
 
     def as_dataset(self) -> tf.data.Dataset:
         """Return a dataset of (features [...], label []), an example an element, in order."""
-        import tensorflow as tf
-
         return tf.data.Dataset.from_tensor_slices((self.features, self.labels))
 
 

@@ -1,7 +1,5 @@
 """Statistics of columns: means and standard deviations, of one table or pooled, and numbers far from all others."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Columns have `names.canonical` names. InvalidArgument is raised for a table that
 columns without a name, or two of which the names are one; it calls the table by its file's name, or by `where`.
 """
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import csv
@@ -20,6 +18,7 @@ from tfp_bfl import files
 from tfp_bfl.data.columns import Columns, Decoded, with_notation
 from tfp_bfl.data.names import EMPTY, as_names, canonical
 from tfp_bfl.errors import InvalidArgument, lookup, shown, shown_apart
+from tfp_bfl.faces import pandas, pyarrow
 
 TABLES = (".csv", ".tsv", ".parquet")
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "space": " ", "pipe": "|"}
@@ -72,8 +71,6 @@ def _is_of_pandas(value: object) -> bool:
 
 def as_table(value: object, where: str, drop: Collection[str] = (), keep: Collection[str] = ()) -> Columns:
     """Return a table in memory, for which `is_table` holds; the index of a DataFrame is left out."""
-    import pyarrow
-
     drop, keep = as_names(drop), as_names(keep)
     if _is_of_pandas(value):
         read = lambda: _from_pandas(value, where, drop)
@@ -87,9 +84,6 @@ def _from_pandas(frame: Any, where: str, drop: Collection[str]) -> Any:
 
     The cells of `drop`, of whichever types, are zeros, and empty ones stay so.
     """
-    import pandas
-    import pyarrow
-
     frame = frame.copy(deep=False)
     for i, name in enumerate(frame.columns):
         if canonical(str(name)) in drop:
@@ -115,8 +109,6 @@ def _in_arrow_types(frame: Any) -> Any:
 
     Intervals, as of `pandas.cut`, become text; periods the dates on which they begin; sparse columns full ones.
     """
-    import pandas
-
     changed = frame.copy(deep=False)
     for i, kind in enumerate(frame.dtypes):
         column = frame.iloc[:, i]
@@ -146,8 +138,6 @@ def _checked(
 
     `written` reads columns as text, for `with_notation`; None for a table whose numbers are not text.
     """
-    import pyarrow
-
     try:
         table = read()
         # Its text too, which nobody has looked at so far.
@@ -182,7 +172,6 @@ def _checked(
 
 
 def _read_csv(file: BinaryIO, path: pathlib.Path, separator: str | None, text: Collection[str]) -> Any:
-    import pyarrow
     import pyarrow.csv
 
     start = file.read(4)

@@ -1,7 +1,5 @@
 """Predictions that use no features, against which a model's scores are compared, and the comparison."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

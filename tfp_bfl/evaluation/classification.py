@@ -5,8 +5,6 @@ M, the number of bins; bins of equal width are (m/M, (m + 1)/M], and the first o
 the predicted class, or "classes", all of them. Errors lie in [0, 1].
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -14,8 +12,7 @@ import numpy as np
 import tensorflow as tf
 from scipy import stats
 
-from tfp_bfl.errors import InvalidArgument, check_count, lookup
-from tfp_bfl.evaluation.limits import check_share
+from tfp_bfl.errors import InvalidArgument, check_count, check_share, lookup
 from tfp_bfl.evaluation.metrics import correct, of_classes
 
 # Interval of a proportion -> its name in SciPy.

@@ -1,7 +1,5 @@
 """Prediction sets by split conformal prediction, the scores by which classes enter a set, and sets of each client."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special, stats
 
-from tfp_bfl.errors import LARGEST, MOST_NAMES, InvalidArgument, check_count, check_number
-from tfp_bfl.evaluation.limits import check_share
+from tfp_bfl.errors import LARGEST, MOST_NAMES, InvalidArgument, check_count, check_number, check_share
 from tfp_bfl.evaluation.metrics import check_probabilities, of_classes
 from tfp_bfl.named import Table, WithArgument, parse
 
@@ -103,19 +100,22 @@ def conformal_limit(probabilities: Any, labels: Any, coverage: float, score: str
     return float(np.sort(true)[::-1][k - 1])
 
 
-def prediction_sets(probabilities: object, limit: float, score: str | Score = "probability") -> np.ndarray:
+def prediction_sets(probabilities: object, limit: Any, score: str | Score = "probability") -> np.ndarray:
     """Return each example's prediction set, bool [B, C]: classes of at least that score, and the likeliest.
 
-    The limit is of `conformal_limit`, or `ClientCalibration.limit`, by the same score.
+    The limit is of `conformal_limit`, or `ClientCalibration.limit`, by the same score; or there is one for each example
+    [B].
 
     Example:
       >>> bfl.evaluation.prediction_sets(np.array([[0.9, 0.1], [0.6, 0.4]]), 0.3)
       array([[ True, False],
              [ True,  True]])
     """
-    check_number(limit, "limit", zero=True, within=(0.0, LARGEST))
+    for value in np.unique(limit) if np.ndim(limit) else [limit]:
+        check_number(value, "limit", zero=True, within=(0.0, LARGEST))
     array = check_probabilities(probabilities).numpy()
-    sets: np.ndarray = score_of(score)(array) >= limit
+    scores = score_of(score)(array)
+    sets: np.ndarray = scores >= np.reshape(np.asarray(limit, scores.dtype), [-1, 1])
     sets[np.arange(len(array)), array.argmax(-1)] = True
     return sets
 

@@ -1,15 +1,12 @@
 """Comparison of new examples with those of the training, from histograms that clients' counts add up to."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from scipy import special, stats
 
-from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.evaluation.limits import check_share
+from tfp_bfl.errors import InvalidArgument, check_share
 
 # The chi-square distribution is close enough where each bin has this many expected examples (Cochran 1954: 5).
 LEAST_EXPECTED = 10
@@ -193,8 +190,7 @@ def _aligned(reference: np.ndarray | Counts, new: np.ndarray | Counts) -> np.nda
 
 def _merged(counts: np.ndarray, most: float, least: float = 1.0) -> np.ndarray:
     """Return the counts of merged bins (`_starts`) of two samples [2, B]."""
-    merged: np.ndarray = np.add.reduceat(counts, _starts(counts.sum(0), most, least), 1)
-    return merged
+    return np.add.reduceat(counts, _starts(counts.sum(0), most, least), 1)
 
 
 def _permuted(counts: np.ndarray, ordered: bool, resolution: float) -> float:
@@ -210,8 +206,7 @@ def _permuted(counts: np.ndarray, ordered: bool, resolution: float) -> float:
     def statistic(drawn: np.ndarray) -> np.ndarray:
         shares = (np.cumsum(drawn, -1) - drawn / 2) / number
         pearson = np.square(drawn - number * both / total) @ (1 / both)
-        value: np.ndarray = np.square(shares - middle) @ weights if ordered else pearson
-        return value
+        return np.square(shares - middle) @ weights if ordered else pearson
 
     limit, rng = float(statistic(smaller)) * (1 - 1e-9), np.random.default_rng(0)
     most, drawn, extreme = int(min(np.ceil(5 / resolution), _MOST_PERMUTATIONS)), 0, 0

@@ -4,8 +4,6 @@ Probabilities and labels are those of `metrics`. An `uncertainty` [B] is in any 
 epistemic part; larger is less sure. Thresholds and temperature are from held-out examples on which nobody trained.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 
@@ -13,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from scipy import optimize, special, stats
 
-from tfp_bfl.errors import SOFTMAX_TEMPERATURES, InvalidArgument, check_count, check_number
+from tfp_bfl.errors import SOFTMAX_TEMPERATURES, InvalidArgument, check_count, check_number, check_share
 from tfp_bfl.evaluation.metrics import check_batch, correct, of_classes, to_tensor
 from tfp_bfl.evaluation.unusual import check_scores
 
@@ -199,20 +197,11 @@ def at_temperature(probabilities: object, temperature: float) -> np.ndarray:
     temperature = check_number(temperature, "temperature", within=SOFTMAX_TEMPERATURES)
     logits = np.log(np.maximum(np.asarray(probabilities, np.float64), _TINY)) / temperature
     powers = np.exp(logits - logits.max(-1, keepdims=True))
-    found: np.ndarray = (powers / powers.sum(-1, keepdims=True)).astype(np.float32)
-    return found
+    return (powers / powers.sum(-1, keepdims=True)).astype(np.float32)
 
 
 def _limit(curve: RiskCoverage, j: int) -> Limit:
     return Limit(float(curve.limit[j]), float(curve.coverage[j]), float(1 - curve.risk[j]))
-
-
-def check_share(value: float, name: str, zero: bool = False, one: bool = False) -> None:
-    """Raise InvalidArgument unless a value lies between 0 and 1, the ends included if `zero` or `one` says so."""
-    inside = isinstance(value, (int, float)) and 0 <= value <= 1
-    if not inside or (value == 0 and not zero) or (value == 1 and not one):
-        least, most = ("at least 0" if zero else "above 0"), ("at most 1" if one else "below 1")
-        raise InvalidArgument(f"{name} is {value}, but must be {least} and {most}.")
 
 
 class RetentionCurve(NamedTuple):
@@ -256,10 +245,8 @@ def retention_curve(
     order = tf.argsort(uncertainty)
     hits = tf.gather(tf.cast(correct(probabilities, labels), tf.float64), order)
     # Examples of equal uncertainty form one block, in which every example counts with the block's accuracy.
-    ordered = tf.gather(uncertainty, order)
-    starts = tf.concat([[0], tf.cast(ordered[1:] > ordered[:-1], tf.int32)], axis=0)
-    blocks = tf.cumsum(starts)
-    block_size = tf.math.segment_sum(tf.ones_like(hits), blocks)
+    _, blocks, sizes = tf.unique_with_counts(tf.gather(uncertainty, order))
+    block_size = tf.cast(sizes, tf.float64)
     block_hits = tf.math.segment_sum(hits, blocks)
     block_end = tf.cumsum(block_size)
     hits_before = tf.cumsum(block_hits, exclusive=True)

@@ -1,7 +1,5 @@
 """The predictive distribution of a model with a posterior, from weight samples, and what it scores on a test set."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator

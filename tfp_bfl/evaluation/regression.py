@@ -3,8 +3,6 @@
 The mixture is 1/S sum_s N(y; m_s, v_s) of means and variances [S, B], variances above 0; labels are [B].
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 
@@ -13,8 +11,7 @@ import tensorflow as tf
 from scipy import special
 
 from tfp_bfl import keras
-from tfp_bfl.errors import InvalidArgument, check_number
-from tfp_bfl.evaluation.limits import check_share
+from tfp_bfl.errors import InvalidArgument, check_number, check_share
 from tfp_bfl.evaluation.predictive import draw_outputs, sampled_batches
 from tfp_bfl.weights import mean_and_log_variance
 
@@ -165,8 +162,7 @@ def _check_mixture(means: object, variances: object, labels: object, zero: bool 
 
 def _crps(means: np.ndarray, variances: np.ndarray, labels: np.ndarray) -> np.ndarray:
     between = sum(_mean_distance(mean - means, variance + variances) for mean, variance in zip(means, variances))
-    crps: np.ndarray = _mean_distance(labels - means, variances) - between / (2 * len(means))
-    return crps
+    return _mean_distance(labels - means, variances) - between / (2 * len(means))
 
 
 def _mean_distance(distance: np.ndarray, variance: np.ndarray) -> np.ndarray:
@@ -174,8 +170,7 @@ def _mean_distance(distance: np.ndarray, variance: np.ndarray) -> np.ndarray:
     stddev = np.sqrt(variance)
     z = np.divide(distance, stddev, out=np.zeros_like(distance), where=stddev > 0)
     gaussian = distance * (2 * special.ndtr(z) - 1) + 2 * stddev * np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-    found: np.ndarray = np.where(stddev > 0, gaussian, np.abs(distance)).mean(0)
-    return found
+    return np.where(stddev > 0, gaussian, np.abs(distance)).mean(0)
 
 
 def evaluate_regression(

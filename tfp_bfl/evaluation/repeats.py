@@ -1,7 +1,5 @@
 """Scores over the rounds of a run (`rows` of `tfp_bfl.simulate`), and over runs with other seeds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from tfp_bfl.errors import InvalidArgument, check_count
-from tfp_bfl.evaluation.limits import check_share
+from tfp_bfl.errors import InvalidArgument, check_count, check_share
 
 
 class Repeats(NamedTuple):

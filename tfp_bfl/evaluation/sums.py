@@ -1,7 +1,5 @@
 """Scores from sums, of all sites together and of each client, and a test of each client."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Out-of-distribution detection by an uncertainty, and a score of unusual examples from sums of clients."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable
@@ -14,7 +12,7 @@ from scipy import optimize, stats
 from tfp_bfl import keras
 from tfp_bfl.data import ClientData
 from tfp_bfl.data.checks import checked_features
-from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.errors import InvalidArgument, check_count, check_share
 from tfp_bfl.evaluation.metrics import to_tensor
 from tfp_bfl.layers import as_floats, sampling
 from tfp_bfl.weights import weight_sampling
@@ -80,10 +78,8 @@ def auroc_interval(auroc: float, num_in: int, num_out: int, confidence: float = 
     """
     check_count(num_in, "num_in")
     check_count(num_out, "num_out")
-    if not 0 <= auroc <= 1:
-        raise InvalidArgument(f"auroc is {auroc}, but must be between 0 and 1.")
-    if not 0 < confidence < 1:
-        raise InvalidArgument(f"confidence is {confidence}, but must be between 0 and 1.")
+    check_share(auroc, "auroc", zero=True, one=True)
+    check_share(confidence, "confidence")
     more, z = (num_in + num_out) / 2 - 1, stats.norm.ppf((1 + confidence) / 2)
 
     def excess(area: float) -> float:
@@ -211,8 +207,7 @@ def fit_unusual(
     """
     held_out = held_out if np.ndim(held_out) == _TABLE else checked_features(held_out)
     number = len(held_out)
-    if not 0 < false_alarms < 1:
-        raise InvalidArgument(f"false_alarms is {false_alarms}, but must be between 0 and 1.")
+    check_share(false_alarms, "false_alarms")
     if not number:
         raise InvalidArgument("The threshold of unusual examples needs held-out examples, and there are none.")
     below = penultimate(model)

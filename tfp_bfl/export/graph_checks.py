@@ -4,8 +4,6 @@ None of them runs Python, reads or writes a file, or reaches a network. Every ch
 wrong, as half a sentence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any

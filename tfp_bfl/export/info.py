@@ -1,7 +1,5 @@
 """Facts about an exported model, in a JSON file beside it."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +13,7 @@ from pydantic import AfterValidator, Field, TypeAdapter
 
 from tfp_bfl import keras
 from tfp_bfl.data import Feature
-from tfp_bfl.data.encoding import parse_features
+from tfp_bfl.data.encoding import Printable, parse_features
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.evaluation import is_stochastic
 from tfp_bfl.evaluation.conformal import score_of
@@ -25,20 +23,13 @@ NAME = "info.json"
 MOST_BYTES = 2**22
 
 
-def _printable(name: str) -> str:
-    if not name.isprintable():
-        raise ValueError("not printable")
-    return name
-
-
 def _row(row: dict[str, Any]) -> dict[str, Any]:
     """Check that a value is the row of a client: its name, and numbers."""
-    _printable(row["client"])
+    TypeAdapter(Printable).validate_python(row["client"])
     TypeAdapter(Annotated[dict[str, _Finite], Field(min_length=2)]).validate_python({**row, "client": 0.0})
     return row
 
 
-_Name = Annotated[str, Field(strict=True), AfterValidator(_printable)]
 _Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _Positive = Annotated[_Finite, Field(gt=0)]
 _Count = Annotated[int, Field(strict=True, gt=0)]
@@ -107,8 +98,8 @@ class Calibration(NamedTuple):
 
 
 class _Versions(pydantic.BaseModel):
-    tfp_bfl: _Name
-    tensorflow: _Name
+    tfp_bfl: Printable
+    tensorflow: Printable
 
 
 class _Facts(pydantic.BaseModel, extra="forbid", strict=True):
@@ -129,11 +120,11 @@ class _Unusual(pydantic.BaseModel, extra="forbid"):
 
 
 _CALIBRATION = TypeAdapter(Calibration)
-_COLUMNS = TypeAdapter(list[tuple[_Name, _Finite, Annotated[_Finite, Field(ge=0)]]])
-_MAPPING = TypeAdapter(dict[_Name, Any] | None)
+_COLUMNS = TypeAdapter(list[tuple[Printable, _Finite, Annotated[_Finite, Field(ge=0)]]])
+_MAPPING = TypeAdapter(dict[Printable, Any] | None)
 _METRICS = TypeAdapter(dict[str, Annotated[float, Field(strict=True)] | None] | None)
-_NAMES = TypeAdapter(list[_Name] | None)
-_TARGET = TypeAdapter(tuple[_Name, _Finite, _Positive] | None)
+_NAMES = TypeAdapter(list[Printable] | None)
+_TARGET = TypeAdapter(tuple[Printable, _Finite, _Positive] | None)
 _UNUSUAL = TypeAdapter(_Unusual | None)
 
 

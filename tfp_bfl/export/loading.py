@@ -3,8 +3,6 @@
 The file of checksums is one that `sha256sum --check sha256sums.txt` reads as well.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import pathlib
@@ -26,7 +24,7 @@ from tfp_bfl.export.paths import GRAPH
 from tfp_bfl.export.rows import NAME as ROWS
 from tfp_bfl.export.rows import inputs_of as inputs_of_rows
 from tfp_bfl.export.signatures import INPUTS, NUMBERS, SIGNATURES, head, output_type
-from tfp_bfl.files import digest, read_regular
+from tfp_bfl.files import Path, digest, read_regular
 from tfp_bfl.files.tensor_bundle import OBJECTS, check_index, check_strings
 
 MOST_GRAPH_BYTES = 2**28
@@ -35,7 +33,7 @@ MOST_INDEX_BYTES = 2**24
 _Made = TypeVar("_Made")
 
 
-def load(path: str | os.PathLike) -> Any:
+def load(path: Path) -> Any:
     """Load a SavedModel that `save` wrote, and no other.
 
         loaded = bfl.export.load("saved/")
@@ -53,7 +51,7 @@ def load(path: str | os.PathLike) -> Any:
     return _reading(path, _load)
 
 
-def read_info(path: str | os.PathLike) -> Info:
+def read_info(path: Path) -> Info:
     """Read the facts in the files of a SavedModel: class names, configuration, metrics, data, and the model."""
     return _reading(path, lambda folder: _read_info(folder, read_manifest(folder)))
 

@@ -1,19 +1,18 @@
 """Files and folders of exported models: where one is, and where a new one may be written. No TensorFlow is needed."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 from typing import Any
 
 from tfp_bfl import files
 from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.files import Path
 
 # The file of a SavedModel that holds its graph.
 GRAPH = "saved_model.pb"
 
 
-def find(run: str | os.PathLike) -> pathlib.Path:
+def find(run: Path) -> pathlib.Path:
     """Return the folder of the SavedModel of a run, or of one that is given itself."""
     try:
         folder = pathlib.Path(run)

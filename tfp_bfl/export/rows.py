@@ -1,7 +1,5 @@
 """Rows of a table as they are, as the columns that a model requires: the encoding, inside the graph."""
 
-from __future__ import annotations
-
 import keyword
 import re
 import unicodedata

@@ -1,7 +1,5 @@
 """SavedModels that say how sure they are."""
 
-from __future__ import annotations
-
 import logging
 import os
 import pathlib
@@ -19,7 +17,8 @@ from tfp_bfl.export import info as information
 from tfp_bfl.export import loading, model_card
 from tfp_bfl.export.info import Info
 from tfp_bfl.export.paths import find, new_folder
-from tfp_bfl.export.signatures import make_functions, make_signatures, on_features
+from tfp_bfl.export.signatures import make_functions, make_signatures
+from tfp_bfl.files import Path
 from tfp_bfl.files.writing import begun, space
 from tfp_bfl.weights.model_weights import check_keras_2
 
@@ -36,7 +35,7 @@ _BOOKKEEPING = {
 
 def save(
     model_or_run: Source,
-    path: str | os.PathLike,
+    path: Path,
     info: Info | None = None,
     unusual: Unusual | None = None,
     backbone: keras.Model | None = None,
@@ -135,7 +134,7 @@ def save(
         loading.write_manifest(folder)
 
 
-def _check_copied(folder: str | os.PathLike, **parts: object) -> None:
+def _check_copied(folder: Path, **parts: object) -> None:
     """Check that nothing is given that would change the graph of a folder, which is copied."""
     for name, value in parts.items():
         if value is not None:
@@ -167,8 +166,8 @@ def _write(
     backbone: keras.Model | None,
 ) -> None:
     features = information.features_of(info)
-    module = make_functions(model, information.columns_of(info), information.target_of(info), features, unusual)
-    module = module if backbone is None else on_features(module, backbone)
+    columns, target = information.columns_of(info), information.target_of(info)
+    module = make_functions(model, columns, target, features, unusual, backbone)
     signatures = make_signatures(module, (backbone or model).input_shape[1:], features)
     with tempfile.TemporaryDirectory() as draft:
         asset = pathlib.Path(draft) / information.NAME

@@ -56,6 +56,7 @@ def make_functions(
     target: Sequence[Any] | None = None,
     features: Sequence[Feature] = (),
     unusual: Unusual | None = None,
+    backbone: keras.Model | None = None,
 ) -> tf.Module:
     """Return a module with the functions of `INPUTS`, which takes NumPy's images as they are, and with `draw`.
 
@@ -66,42 +67,44 @@ def make_functions(
     `columns` and `target` are (name, mean, standard deviation) of each column of a table, which the functions take as
     it is, and of the number that is predicted, None for classes. With the `features` of a table that has categories or
     empty cells there is a function `predict_rows`, which accepts {column: [B]} as they are. `unusual` is None for a
-    model without this output.
+    model without this output. A `backbone` computes the features that the model takes of images, once for all samples.
     """
     answers, stochastic = head(target), is_stochastic(model)
-    scaled = tf.TensorSpec([None, *model.input_shape[1:]], tf.float32, "images")
+    spec = lambda network: tf.TensorSpec([None, *network.input_shape[1:]], tf.float32, "images")
+    scaled, given, pair = spec(model), spec(backbone or model), tf.TensorSpec([2], tf.int32, "seed")
 
-    standardised = functools.partial(_standardised, columns=columns)
+    # What costs is traced here, once, for floats; what follows calls it. To save a function is to trace it again.
+    def traced(*inputs: tf.TensorSpec, of: tf.TensorSpec = scaled) -> Callable[[Callable[..., Any]], Any]:
+        return lambda f: tf.function(f, input_signature=[of, *inputs], autograph=False).get_concrete_function()
+
+    network = backbone_of(backbone) if backbone else functools.partial(_standardised, columns=columns)
+    of_images: Any = traced(of=given)(lambda images: network(images)) if backbone else None
 
     def prepared(images: tf.Tensor) -> tf.Tensor:
         checked = _scaled(images)
-        return standardised(checked if images.dtype == tf.float32 or not columns else tf.cast(images, tf.float64))
+        if backbone:
+            return _scaled(of_images(checked))
+        return network(checked if images.dtype == tf.float32 or not columns else tf.cast(images, tf.float64))
 
-    in_units = lambda outputs, images: answers.in_units(outputs, images.dtype)
-
-    # What costs is traced here, once, for floats; what follows calls it. To save a function is to trace it again.
-    def traced(*inputs: tf.TensorSpec) -> Callable[[Callable[..., Any]], Any]:
-        return lambda f: tf.function(f, input_signature=[scaled, *inputs], autograph=False).get_concrete_function()
-
-    pair = tf.TensorSpec([2], tf.int32, "seed")
+    in_units = lambda outputs, images: answers.in_units(outputs, tf.float32 if backbone else images.dtype)
     number = {name: tf.TensorSpec([], dtype, name) for name, dtype in NUMBERS.items()}
 
     def of_sample(rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         with _portable(model):
             return answers.of_sample(draw_outputs(model, rows, seed))
 
-    @functools.partial(tf.function, input_signature=[scaled, pair], autograph=False)
+    @functools.partial(tf.function, input_signature=[given, pair], autograph=False)
     def draw(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        return answers.sample_in_units(of_sample(standardised(images), seed))
+        return answers.sample_in_units(of_sample(network(images), seed))
 
-    # Traced again where units differ, not called: TensorFlow Lite's file is split within the graph of `draw`.
-    at_sample = traced(pair)(of_sample) if columns or target else draw.get_concrete_function()
+    # Traced again where inputs or units differ: TensorFlow Lite's file is split within the graph of `draw`.
+    at_sample = traced(pair)(of_sample) if columns or target or backbone else draw.get_concrete_function()
 
     # Not traced for nothing: a function without variables would be an operation of its own.
     scored = (lambda images: {}) if unusual is None else traced()(_scoring(model, unusual))
 
     @traced()
-    def at_mean(images: tf.Tensor) -> dict[str, tf.Tensor]:
+    def at_mean(images: tf.Tensor) -> Outputs:
         with _portable(model), sampling("mean"):
             at = answers.at_mean(answers.of_sample(model(images, training=False)))
         return {**at, **scored(images)}
@@ -114,34 +117,30 @@ def make_functions(
         return tf.map_fn(lambda seed: at_sample(images, seed), seeds, fn_output_signature=tf.float32)
 
     @traced(number["num_samples"], number["seed"])
-    def summarised(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+    def summarised(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> Outputs:
         return {**answers.summary(drawn(images, num_samples, seed)), **scored(images)}
 
-    def mean(images: tf.Tensor) -> dict[str, tf.Tensor]:
+    def mean(images: tf.Tensor) -> Outputs:
         return in_units(at_mean(prepared(images)), images)
 
-    def sample(images: tf.Tensor, num_samples: object = NUM_SAMPLES, seed: object = 0) -> dict[str, tf.Tensor]:
+    def sample(images: tf.Tensor, num_samples: object = NUM_SAMPLES, seed: object = 0) -> Outputs:
         samples = drawn(prepared(images), num_samples, seed)
         return in_units(answers.sampled(samples if stochastic else tf.repeat(samples, num_samples, 0)), images)
 
-    def predict(images: tf.Tensor, num_samples: object = NUM_SAMPLES, seed: object = 0) -> dict[str, tf.Tensor]:
+    def predict(images: tf.Tensor, num_samples: object = NUM_SAMPLES, seed: object = 0) -> Outputs:
         return in_units(summarised(prepared(images), num_samples, seed), images)
 
-    def abstain(
-        images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor, max_uncertainty: tf.Tensor
-    ) -> dict[str, tf.Tensor]:
+    def abstain(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor, max_uncertainty: tf.Tensor) -> Outputs:
         return answers.limited(predict(images, num_samples, seed), max_uncertainty)
 
-    def predict_rows(
-        rows: Mapping[str, tf.Tensor], num_samples: object = NUM_SAMPLES, seed: object = 0
-    ) -> dict[str, tf.Tensor]:
+    def predict_rows(rows: Outputs, num_samples: object = NUM_SAMPLES, seed: object = 0) -> Outputs:
         return predict(encode(rows), num_samples, seed)
 
     module = tf.Module()
     if features:
         encode = rows_of_tables.encoder(features, columns)
         setattr(module, rows_of_tables.NAME, tf.function(predict_rows, autograph=False))
-    module.weights = list(model.variables)
+    module.weights = [*model.variables, *(backbone.variables if backbone else ())]
     module.draw = draw
     for function in (mean, sample, predict, abstain):
         setattr(module, function.__name__, tf.function(function, autograph=False))
@@ -166,40 +165,6 @@ def _scoring(model: keras.Model, unusual: Unusual) -> Callable[[tf.Tensor], Outp
             return {"unusual": unusual_score(unusual, features_of(images), images)}
 
     return score
-
-
-def on_features(of_features: tf.Module, backbone: keras.Model) -> tf.Module:
-    """Return a module of `make_functions` for images, of one for features: a backbone computes these of the images,
-    once for all samples.
-    """
-    spec = tf.TensorSpec([None, *backbone.input_shape[1:]], tf.float32, "images")
-    layer = backbone_of(backbone)
-    traced = tf.function(lambda images: layer(images), input_signature=[spec], autograph=False).get_concrete_function()
-    features = lambda images: traced(_scaled(images))
-
-    def mean(images: tf.Tensor) -> Outputs:
-        return of_features.mean(features(images))
-
-    def sample(images: tf.Tensor, num_samples: object = NUM_SAMPLES, seed: object = 0) -> Outputs:
-        return of_features.sample(features(images), num_samples, seed)
-
-    def predict(images: tf.Tensor, num_samples: object = NUM_SAMPLES, seed: object = 0) -> Outputs:
-        return of_features.predict(features(images), num_samples, seed)
-
-    def abstain(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor, max_uncertainty: tf.Tensor) -> Outputs:
-        return of_features.abstain(features(images), num_samples, seed, max_uncertainty)
-
-    @functools.partial(tf.function, input_signature=[spec, tf.TensorSpec([2], tf.int32, "seed")], autograph=False)
-    def draw(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        # Traced again, not called: TensorFlow Lite's file is split within this graph.
-        return of_features.draw.python_function(layer(images), seed)
-
-    module = tf.Module()
-    module.weights = [*of_features.weights, *backbone.variables]
-    module.draw = draw
-    for function in (mean, sample, predict, abstain):
-        setattr(module, function.__name__, tf.function(function, autograph=False))
-    return module
 
 
 def _scaled(images: tf.Tensor) -> tf.Tensor:

@@ -1,7 +1,5 @@
 """The method and the posterior of a trained model in a sentence, from the settings of its training."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

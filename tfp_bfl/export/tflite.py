@@ -1,12 +1,8 @@
 """Files for TensorFlow Lite: the same answers on devices that have no TensorFlow."""
 
-from __future__ import annotations
-
-import contextlib
-import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -20,14 +16,16 @@ from tfp_bfl.export.info import MOST_OFFSET, columns_of, features_of, offsets_of
 from tfp_bfl.export.paths import find, new_file
 from tfp_bfl.export.saved_model import Source, model_of
 from tfp_bfl.export.signatures import OutputHead, head, image_types, make_functions
+from tfp_bfl.files import Path
 from tfp_bfl.files.writing import space, write_bytes
 from tfp_bfl.layers import as_floats
+from tfp_bfl.logs import quiet
 from tfp_bfl.weights import num_members
 
 MOST_BYTES = 2**31 - 2**20
 
 
-def save_tflite(model_or_run: Source, path: str | os.PathLike, num_samples: int = 20, seed: int = 0) -> None:
+def save_tflite(model_or_run: Source, path: Path, num_samples: int = 20, seed: int = 0) -> None:
     """Write a TensorFlow Lite file that predicts with uncertainty, from weight samples that are drawn now.
 
         interpreter = ai_edge_litert.interpreter.Interpreter("model.tflite")
@@ -79,7 +77,7 @@ def save_tflite(model_or_run: Source, path: str | os.PathLike, num_samples: int 
         fixed.predict_rows = tf.function(lambda columns: fixed.predict(encode(columns)))
         signatures[rows.NAME] = fixed.predict_rows.get_concrete_function(rows.inputs_of(features))
     with tempfile.TemporaryDirectory() as draft:
-        with _silence(), space(draft, writes=True):
+        with quiet("tensorflow"), space(draft, writes=True):
             tf.saved_model.save(fixed, draft, signatures=signatures)
         content = tf.lite.TFLiteConverter.from_saved_model(draft, signature_keys=list(signatures)).convert()
     try:
@@ -153,15 +151,3 @@ def _downstream(operations: Any, source: tf.Tensor) -> set[str]:
         if any(tensor.op.name in reached for tensor in operation.inputs):
             reached.add(operation.name)
     return reached
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Suppress TensorFlow's message about its temporary folder."""
-    logger = logging.getLogger("tensorflow")
-    level = logger.level
-    logger.setLevel(max(level, logging.WARNING))
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -1,7 +1,5 @@
 """Files from elsewhere, opened so that none of them can hang the program or fill its memory."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import stat

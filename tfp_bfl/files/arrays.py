@@ -1,7 +1,5 @@
 """Named arrays in a file as NumPy's `savez` writes it."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import math

@@ -1,7 +1,5 @@
 """Functions in Python files of the user."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import pathlib
@@ -63,8 +61,7 @@ def function_of(value: str, wanted: str) -> Callable[..., Any]:
     except Exception as error:
         raise InvalidArgument(f"The code of {path_name(file)} fails: {failure(error)}.") from error
     functions = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
-    function: Callable[..., Any] = lookup(functions, name, "function", f"in {path_name(file)}")
-    return function
+    return lookup(functions, name, "function", f"in {path_name(file)}")
 
 
 def made_by(function: Callable[..., Any], role: str, kinds: tuple[type, ...], wanted: str, **options: object) -> Any:

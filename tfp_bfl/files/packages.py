@@ -1,7 +1,5 @@
 """Files of installed packages that are not imported: of packages that hold weights, no code runs."""
 
-from __future__ import annotations
-
 import importlib.util
 import pathlib
 

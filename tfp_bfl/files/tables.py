@@ -1,7 +1,5 @@
 """Tables of text as CSV, Markdown and LaTeX: the first row is the head."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

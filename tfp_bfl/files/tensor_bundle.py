@@ -5,8 +5,6 @@ the last key, length of the rest, length of the value, rest, value), then the of
 then their number; the footer has the position of the index block, which has the positions of the blocks.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ The file holds a pickle of {name: tensor}, a pickle of the names of its storages
 their count. A tensor is a view of a storage: offset, size and strides, in numbers.
 """
 
-from __future__ import annotations
-
 import collections
 import hashlib
 import io

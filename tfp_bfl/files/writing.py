@@ -1,7 +1,5 @@
 """Writing of files as a whole or not at all; errors of TensorFlow's writers are errors of the system, OSError."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

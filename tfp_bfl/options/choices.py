@@ -4,10 +4,9 @@ Importing a table would import TensorFlow, for which a user with a misspelt name
 a table is one more name here; `tests/app/test_options.py` compares all of them.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
+from tfp_bfl.data import partition_forms
 from tfp_bfl.errors import lookup
 
 
@@ -26,17 +25,13 @@ class Choices(NamedTuple):
     values: tuple[float, ...] = ()
     several: bool = False
 
-    def forms(self) -> list[str]:
-        """Return the form of each name."""
-        return list(self.entries)
-
     def numbers(self) -> dict[str, float]:
         """Return the number of each entry."""
         return dict(zip(self.entries, self.values))
 
     def check(self, value: str) -> None:
         """Raise InvalidArgument where there is no such name; what follows its colon is not looked at."""
-        names = {form.partition(":")[0]: form for form in self.forms()}
+        names = {form.partition(":")[0]: form for form in self.entries}
         takes_arguments = any(":" in form for form in names.values())
         for name in value.split(",") if self.several else [value]:
             lookup(names, name.strip().partition(":")[0] if takes_arguments else name, self.what)
@@ -68,18 +63,7 @@ STARTS = Choices("start", ("mean", "clients"))
 KERNELS = Choices("kernel", ("epanechnikov", "gaussian"))
 BANDWIDTHS = Choices("bandwidth", ("silverman", "silverman_wide", "scott", "plug_in", "cross_validated", "adaptive"))
 WEIGHTINGS = Choices("weighting", ("equal", "train_size", "distance", "max_discrepancy", "max_discrepancy_farthest"))
-PARTITIONS = Choices(
-    "partition",
-    (
-        "given",
-        "iid",
-        "label_skew:CLASSES_PER_CLIENT",
-        "dirichlet:ALPHA",
-        "lda:ALPHA",
-        "pachinko:ALPHA",
-        "noniid_datasets:OTHER_INTEREST",
-    ),
-)
+PARTITIONS = Choices("partition", tuple(partition_forms()))
 DATE_UNITS = Choices("unit of dates", ("days", "weeks", "months", "years"))
 TASKS = Choices("task", ("classification", "regression"))
 EVALUATION_PRECISIONS = Choices("precision of prediction", ("float32", "bfloat16"))

@@ -1,7 +1,5 @@
 """Class weights of the training loss, from the option and the clients' labels."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks of an algorithm against a run: the one place that looks at what `methods.Method` requires and gives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tfp_bfl.errors import InvalidArgument
@@ -40,7 +38,7 @@ def check(config: Any) -> None:
 
 def _check_kind(config: Any) -> None:
     requires, kind, recipe = method_of(config.algorithm).requires, config.kind, config.algorithm
-    variational = choices.VARIATIONAL.forms()
+    variational = choices.VARIATIONAL.entries
     if POINT in requires and kind in variational:
         raise InvalidArgument(f"{recipe} finds a posterior over point weights: use kind 'deterministic'.")
     for name, (kinds, does, lacks) in _KINDS.items():
@@ -54,7 +52,7 @@ def _check_comparison(config: Any) -> None:
         raise InvalidArgument(
             f"Weighting by {config.weighting} compares posteriors, which {config.algorithm} does not: {use}."
         )
-    if config.kind not in (None, *choices.VARIATIONAL.forms()):
+    if config.kind not in (None, *choices.VARIATIONAL.entries):
         raise InvalidArgument(
             f"Weighting by {config.weighting} compares posteriors, kind {config.kind!r} has none: use kind 'flipout'."
         )

@@ -1,7 +1,5 @@
 """Groups of options, and the types of their values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, Any, dataclass_transform
 

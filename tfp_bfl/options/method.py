@@ -1,7 +1,5 @@
 """An algorithm: its recipe, its groups of options, what it requires, and what it takes for open options."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -27,17 +25,13 @@ def rate_of_samples(config: Any) -> float:
 
 def rate_of_inference(config: Any, default: Callable[[Any], str]) -> float:
     """Return the rate of the inference; `default` gives its name where none is given."""
-    from tfp_bfl.training.inference import default_optimizer
-
-    optimizer = config.optimizer or default_optimizer(config.update_prior)
+    optimizer = config.optimizer or bfl.training.inference.default_optimizer(config.update_prior)
     return config.learning_rate or bfl.training.default_rate(config.inference or default(config), optimizer)
 
 
 def rate_of_learner(config: Any) -> float:
     """Return the rate of a learner of meta-learning."""
-    from tfp_bfl.algorithms.personal.work import RATES
-
-    return config.learning_rate or RATES[config.learner]
+    return config.learning_rate or bfl.algorithms.personal.work.RATES[config.learner]
 
 
 def steps_of_epochs(config: Any, num_examples: int) -> int:
@@ -47,17 +41,14 @@ def steps_of_epochs(config: Any, num_examples: int) -> int:
 
 def steps_of_learner(config: Any, num_examples: int) -> int:
     """Return the steps of a learner, each of which may take several batches."""
-    from tfp_bfl.algorithms.personal.work import BATCHES
-
-    return -(-num_examples // (BATCHES[config.learner] * config.batch_size)) * config.local_epochs
+    batches = bfl.algorithms.personal.work.BATCHES[config.learner]
+    return -(-num_examples // (batches * config.batch_size)) * config.local_epochs
 
 
 def inference_of_posterior(config: Any) -> str:
     """Return the inference that the other options imply."""
-    from tfp_bfl.training.inference import settings_for
-
     private = config.example_clip_norm is not None
-    return settings_for(update_prior=config.update_prior, example_privacy=private).inference
+    return bfl.training.inference.settings_for(update_prior=config.update_prior, example_privacy=private).inference
 
 
 def inference_of_factors(config: Any) -> str:

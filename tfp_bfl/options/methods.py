@@ -4,8 +4,6 @@ A new option of a recipe is one more field of a group; a new algorithm is one mo
 line, the configuration and the arguments of the recipe follow from this table.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -80,6 +78,7 @@ _TRAINING = (Batches, Local, Augmented, Rounds)
 _PRIVATE = (Weighting, PrivateClients)
 _INFERRED = (*_TRAINING, LocalOptimizer, Inference, Tempered, Bound)
 _AVERAGING = (*_TRAINING, LocalOptimizer, Momentum, Bound, Defence, GlobalOptimizer)
+_AVERAGED = (*_AVERAGING, WeightPrior, *_PRIVATE, *_MESSAGES)
 _CHAIN = (Batches, WeightPrior, BurnIn, RoundSamples, Chain)
 _META = (*_TRAINING, Adaptation, MetaLearner, GlobalOptimizer, Bound, Aggregation, Defence)
 _KERNEL = (*_AVERAGING, WeightPrior, Density)
@@ -165,31 +164,21 @@ _METHODS = (
         defaults={"kind": "deterministic", "rounds": 2},
         steps=lambda config, num_examples: 1,
     ),
-    _of_averaging(
-        "fed_opt",
-        "federated averaging (FedAvg); with a server_optimizer FedOpt",
-        (*_AVERAGING, WeightPrior, *_PRIVATE, *_MESSAGES),
-    ),
+    _of_averaging("fed_opt", "federated averaging (FedAvg); with a server_optimizer FedOpt", _AVERAGED),
     _of_averaging(
         "fed_prox",
         "FedAvg with clients held near the server's weights",
         (*_AVERAGING, WeightPrior, *_PRIVATE, Proximal, *_MESSAGES),
     ),
     _of_averaging(
-        "scaffold",
-        "FedAvg with clients that step along the mean gradient of all, by control variates",
-        (*_AVERAGING, WeightPrior, *_PRIVATE, *_MESSAGES),
+        "scaffold", "FedAvg with clients that step along the mean gradient of all, by control variates", _AVERAGED
     ),
     _of_averaging(
         "fed_dyn",
         "FedAvg with corrected losses on the clients, until their minima agree",
         (*_AVERAGING, WeightPrior, *_PRIVATE, DynamicLoss, *_MESSAGES),
     ),
-    _of_averaging(
-        "fed_nova",
-        "FedAvg of displacements normalised by the clients' numbers of steps",
-        (*_AVERAGING, WeightPrior, *_PRIVATE, *_MESSAGES),
-    ),
+    _of_averaging("fed_nova", "FedAvg of displacements normalised by the clients' numbers of steps", _AVERAGED),
     _of_averaging(
         "fed_ag",
         "FedAvg that predicts with draws from the Gaussian of the clients' weights",
@@ -292,11 +281,15 @@ def argument_names(method: Method) -> dict[str, str]:
 
 
 def arguments(config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
-    """Return the arguments of the recipe besides the model; `unlabelled` gives the server's examples without labels."""
+    """Return the arguments of the recipe besides the model; for options that are None it has defaults of its own.
+
+    `unlabelled` gives the server's examples without labels.
+    """
     method, given = method_of(config.algorithm), dict[str, Any]()
     for name, argument in argument_names(method).items():
         group, _, last = argument.rpartition(".")
-        (given.setdefault(group, {}) if group else given)[last] = getattr(config, name)
+        own = given.setdefault(group, {}) if group else given
+        own |= {} if getattr(config, name) is None else {last: getattr(config, name)}
     for kind in method.groups:
         given = of_config(kind, config).arguments(config, given, unlabelled)
     return given

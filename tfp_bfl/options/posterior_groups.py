@@ -1,7 +1,5 @@
 """Groups of options of rounds that are draws of a posterior, of chains across clients, and of personal models."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -184,10 +182,8 @@ class Surrogates(Group):
                 "fsgld fits a Gaussian to the data of each client before the first round, and sites do not send data: "
                 "choose another algorithm, such as qlsd."
             )
-        from tfp_bfl.algorithms.chains import local_langevin
-
         given = {"prior_stddev": config.prior_stddev, "max_steps": self.surrogate_steps, **likelihood}
-        return {"surrogates": local_langevin.fit_surrogates(model_fn, held, **given)}
+        return {"surrogates": bfl.algorithms.chains.local_langevin.fit_surrogates(model_fn, held, **given)}
 
 
 class Adaptation(Group):
@@ -287,7 +283,7 @@ class OwnVariances(Group):
             )
         if config.initial_stddev is not None and self.initial_rate is not None:
             raise InvalidArgument("initial_stddev and initial_rate both say where the noise starts: give one of them.")
-        if self.variational_initializer != "he_normal" and config.model not in choices.MODELS.forms():
+        if self.variational_initializer != "he_normal" and config.model not in choices.MODELS.entries:
             raise InvalidArgument(
                 "variational_initializer is of the built-in models, and this one is user-supplied: leave it out."
             )
@@ -299,6 +295,6 @@ class OwnVariances(Group):
         return {
             **given,
             "num_clients": config.clients,
-            "variance_options": {name: x for name, x in variances.items() if x is not None},
+            "variance_options": variances,
             "server_options": {**given["server_options"], "capped": not self.uncapped},
         }

@@ -1,7 +1,5 @@
 """Groups of options of what clients send, who counts how much, what the server makes of it, and of priors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -81,7 +79,7 @@ class Aggregation(Group):
     )
 
     def check(self, config: Any) -> None:
-        takes_arguments = any(":" in form for form in choices.RULES.forms())
+        takes_arguments = any(":" in form for form in choices.RULES.entries)
         if self.rule is not None and takes_arguments and not names_code(self.rule):
             bfl.rules.parse_rule(self.rule)
 
@@ -205,7 +203,7 @@ class CoarseVariances(Group):
         if self.variance_bits in (None, 32):
             return
         bfl.compression.variances.are_coarse(self.variance_bits)
-        if config.kind not in (None, *choices.VARIATIONAL.forms()):
+        if config.kind not in (None, *choices.VARIATIONAL.entries):
             raise InvalidArgument(
                 f"variance_bits is of Gaussian weights, and kind {config.kind!r} has none: use kind 'flipout', or "
                 "leave it out."

@@ -1,7 +1,5 @@
 """Groups of options of the clients' training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -10,6 +8,7 @@ from pydantic import BeforeValidator
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.defaults import LOCAL_EPOCHS
 from tfp_bfl.errors import InvalidArgument, check_noise
+from tfp_bfl.faces import keras
 from tfp_bfl.options import choices, class_weights
 from tfp_bfl.options.group import (
     INT32_MAX,
@@ -105,9 +104,6 @@ class LocalOptimizer(Group):
         names=choices.OPTIMIZERS,
     )
 
-    def arguments(self, config: Any, given: dict[str, Any], unlabelled: Callable[[], Any]) -> dict[str, Any]:
-        return given if self.optimizer else {name: x for name, x in given.items() if name != "optimizer_fn"}
-
 
 class Momentum(Group):
     """Clients step by SGD; its momentum is that of the optimizer `momentum` where one can be chosen."""
@@ -124,8 +120,6 @@ class Momentum(Group):
     def arguments(self, config: Any, given: dict[str, Any], unlabelled: Callable[[], Any]) -> dict[str, Any]:
         if not config.has("optimizer"):
             return given
-        from tfp_bfl import keras
-
         given = {name: x for name, x in given.items() if name != "momentum"}
         if config.optimizer in (None, "momentum"):
             given["optimizer_fn"] = lambda: keras.optimizers.SGD(momentum=self.momentum)
@@ -158,10 +152,6 @@ class Inference(Group):
         names=choices.NOISES,
     )
 
-    def arguments(self, config: Any, given: dict[str, Any], unlabelled: Callable[[], Any]) -> dict[str, Any]:
-        recipes_own = ("inference", "noise", "temperature", "kl", "rule")
-        return {name: x for name, x in given.items() if x is not None or name not in recipes_own}
-
 
 class RoundPosterior(Group):
     """The posterior of a round, as the prior of clients and of the next round."""
@@ -183,7 +173,7 @@ class RoundPosterior(Group):
             raise InvalidArgument(
                 "pretrained makes the start a prior for update_prior, which is not given: give that too."
             )
-        if self.update_prior and config.kind not in (None, *choices.VARIATIONAL.forms()):
+        if self.update_prior and config.kind not in (None, *choices.VARIATIONAL.entries):
             raise InvalidArgument(
                 f"update_prior makes the posterior the prior, and kind {config.kind!r} has none: use kind 'flipout'."
             )

@@ -1,7 +1,5 @@
 """The clients' values of a single weight and their kernel density, as a picture."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,6 +28,7 @@ def kernel_density(
     marks: Mapping[str, float] | None = None,
     title: str = "",
     label: str = "value of the weight",
+    axes: Axes | None = None,
 ) -> Figure:
     """Draw S clients' values of one weight as a rug beneath their kernel densities, a line for each curve.
 
@@ -37,30 +36,9 @@ def kernel_density(
 
     The grey area is the Gaussian of the clients' mean and standard deviation (ddof 1). Marks are places on the axis,
     such as the clients' mean and the modes that `tfp_bfl.algorithms.kernel.kernel_mode` finds, drawn as vertical lines.
-    Curves are name -> (kernel, h), "epanechnikov" or "gaussian" and a bandwidth in units of the values [S].
+    Curves are name -> (kernel, h), "epanechnikov" or "gaussian" and a bandwidth in units of the values [S]. On existing
+    `axes`, such as one of many panels, there is no legend (`density_legend`).
     """
-    figure, axes = style.one_panel(4.4)
-    draw_kernel_density(axes, values, curves, marks, title, label)
-    density_legend(figure, axes)
-    return figure
-
-
-def density_legend(figure: Figure, axes: Axes) -> None:
-    """Draw one legend beneath all panels, with the entries of one of them."""
-    handles, names = axes.get_legend_handles_labels()
-    columns = 3 if figure.get_figwidth() < 8 else 4
-    figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=style.SIZE - 1)
-
-
-def draw_kernel_density(
-    axes: Axes,
-    values: object,
-    curves: Mapping[str, tuple[str, float]],
-    marks: Mapping[str, float] | None = None,
-    title: str = "",
-    label: str = "value of the weight",
-) -> None:
-    """Draw `kernel_density` on existing axes, such as one of many panels; without a legend."""
     marks, values = marks or {}, np.asarray(values)
     if values.ndim != 1 or values.dtype.kind not in "iuf" or not np.all(np.isfinite(values)):
         raise InvalidArgument(f"The values must be finite numbers of shape [S], not {values.dtype} {values.shape}.")
@@ -74,6 +52,8 @@ def draw_kernel_density(
     if not np.all(np.isfinite([*marks.values()])):
         raise InvalidArgument(f"Marks are at {shown(marks)}, but must be finite numbers.")
     values = values.astype(np.float64)
+    is_whole = axes is None
+    axes = style.one_panel(4.4)[1] if axes is None else axes
     low, high = values.min(), values.max()
     reach = max(_REACH[kernel] * h for kernel, h in curves.values())
     pad = min(reach, 0.6 * (high - low)) + 0.04 * (high - low)
@@ -98,3 +78,14 @@ def draw_kernel_density(
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, prune="lower"))
     axes.ticklabel_format(scilimits=(-2, 3), useMathText=True)
     style.tidy(axes, style.plain(title), x=label, y="density", grid=None)
+    figure: Any = axes.figure
+    if is_whole:
+        density_legend(figure, axes)
+    return figure
+
+
+def density_legend(figure: Figure, axes: Axes) -> None:
+    """Draw one legend beneath all panels, with the entries of one of them."""
+    handles, names = axes.get_legend_handles_labels()
+    columns = 3 if figure.get_figwidth() < 8 else 4
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=style.SIZE - 1)

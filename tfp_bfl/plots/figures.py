@@ -1,7 +1,5 @@
 """Figures of a model's predictions: calibration, error detection, out-of-distribution scores, and of numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Coefficients of clients side by side: the forest plot of a meta-analysis."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

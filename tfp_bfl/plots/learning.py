@@ -3,8 +3,6 @@
 Chains are drawn over their rounds: where they wander, and whether they agree.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A page in a single file that opens from disk: sections of pictures, images and tables."""
 
-from __future__ import annotations
-
 import base64
 import io
 import itertools

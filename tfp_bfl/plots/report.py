@@ -1,7 +1,5 @@
 """One page about one run or several side by side, in a single file that opens from disk."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -9,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.files import Path
 from tfp_bfl.plots import tables
 from tfp_bfl.plots.page import write_page
 from tfp_bfl.plots.results import RunResults
@@ -17,7 +16,7 @@ from tfp_bfl.plots.sections import sections
 
 
 def write_report(
-    path: str | os.PathLike,
+    path: Path,
     runs: Sequence[RunResults],
     *,
     title: str | None = None,

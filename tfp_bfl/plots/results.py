@@ -1,7 +1,5 @@
 """The results of a run, and its figures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

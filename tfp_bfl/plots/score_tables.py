@@ -1,7 +1,5 @@
 """Tables of runs that were repeated with other seeds: bold is what other seeds would not undo."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The sections of a report: what each shows, and how to read it."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

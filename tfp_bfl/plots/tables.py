@@ -1,7 +1,5 @@
 """The tables of a report: what runs were set to, scored and cost, and what that means for each class and client."""
 
-from __future__ import annotations
-
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any

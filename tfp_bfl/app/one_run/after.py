@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,20 +20,13 @@ from tfp_bfl.app.options.afterwards import After
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import NO_CODE
 from tfp_bfl.errors import InvalidArgument, check_number
-from tfp_bfl.faces import Later
-from tfp_bfl.files import name
+from tfp_bfl.faces import keras, tf
+from tfp_bfl.files import Path, name
 from tfp_bfl.files.writing import begun
 from tfp_bfl.options.fits import check_exact as check_exact
 from tfp_bfl.options.fits import check_one_network as check_one_network
 from tfp_bfl.options.fits import check_start
 from tfp_bfl.options.methods import ALGORITHMS, PERSONAL, in_words
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-
-    from tfp_bfl import keras
-else:
-    tf = Later("tensorflow")
 
 _ROUNDS, _ROUNDS_OF_SOFTMAX = 10, 21
 # Posterior temperatures among which held-out rows choose.
@@ -42,9 +35,7 @@ GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _WHAT = {"laplace": "Laplace's approximation", "last_layer": "The posterior of the last layer", "head": "A head"}
 
 
-def find_posterior(
-    run: str | pathlib.Path, output: str | pathlib.Path, options: Any, code: Mapping[str, str] = {}
-) -> dict[str, Any]:
+def find_posterior(run: Path, output: Path, options: Any, code: Mapping[str, str] = {}) -> dict[str, Any]:
     """Write a run with a posterior at its last weights to a new folder, and return its summary.
 
     Each of the run's clients sends its sums at these weights (`algorithms.laplace`, `algorithms.last_layer`). The
@@ -81,13 +72,13 @@ def find_posterior(
     if options.algorithm == "last_layer":
         more["rounds"] = len(result.rounds)
     elif options.structure == "diagonal" and job.train.target is None:
-        given: dict[str, Any] = {"num_samples": config.num_samples, "seed": config.seed, "linearised": True}
-        scores = bfl.evaluation.evaluate(model_at(value, job, state), job.test.features, job.test.labels, **given)
+        score = build.scorer(config, job.test)
+        scores = score(model_at(value, job, state), job.test.features, job.test.labels, linearised=True)
         more |= {f"linearised_{x}": scores.metrics[x] for x in ("accuracy", "test_nll", "ece")}
     return write(folder, config, data, at(value, state), **more)
 
 
-def free_folder(run: str | pathlib.Path, algorithm: str) -> str:
+def free_folder(run: Path, algorithm: str) -> str:
     """Return the path of a new folder under runs/ for a posterior at the weights of a run."""
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     return str(pathlib.Path("runs") / f"{pathlib.Path(run).resolve().name}-{algorithm}-{now}")
@@ -207,7 +198,7 @@ Change = Callable[[Any], Any]
 _KEPT = ("trained", "temperature_by", "rounds")
 
 
-def read_state(run: str | pathlib.Path) -> Any:
+def read_state(run: Path) -> Any:
     """Return the clients that a run's folder holds, a `algorithms.held.Held`."""
     path = pathlib.Path(run) / CLIENTS
     if not path.is_file():
@@ -218,7 +209,7 @@ def read_state(run: str | pathlib.Path) -> Any:
     return bfl.algorithms.held.Held.load(path)
 
 
-def add(other: str | pathlib.Path, names: object, replace: bool) -> Change:
+def add(other: Path, names: object, replace: bool) -> Change:
     """Return the change that takes clients of another run, all of them or those named."""
     taken = read_state(other)
     return lambda state: state.join(taken, names or None, replace)
@@ -237,12 +228,7 @@ def describe(state: Any) -> str:
     return in_columns(rows, str.rjust)
 
 
-def revise(
-    run: str | pathlib.Path,
-    change: Change,
-    output: str | pathlib.Path,
-    code: Mapping[str, str] = {},
-) -> dict[str, Any]:
+def revise(run: Path, change: Change, output: Path, code: Mapping[str, str] = {}) -> dict[str, Any]:
     """Write a run with other clients to a new folder, and return its summary; the old one stays as it is.
 
     The folder holds config.yaml, clients.npz, saved_model/ and summary.json, and can be revised again. `change` is of
@@ -256,7 +242,7 @@ def revise(
     return write(folder, config, data, state, **{name: summary[name] for name in _KEPT if summary.get(name)})
 
 
-def new_folder(output: str | pathlib.Path) -> pathlib.Path:
+def new_folder(output: Path) -> pathlib.Path:
     """Return the path of a folder that is still to be made."""
     folder = pathlib.Path(output)
     if os.path.lexists(folder):
@@ -271,7 +257,8 @@ def write(folder: pathlib.Path, config: RunConfig, data: bfl.data.OwnData, state
     """
     train, test = data.train, data.test
     make = _model_fn(config, test, state)
-    model = bfl.weights.predictive_model(make(), state.pool(), _batch_norm_examples(config, data))
+    server = datasets.shares(config, train, data.clients).server if config.algorithm == "fl_swag" else None
+    model = bfl.weights.predictive_model(make(), state.pool(), build.batch_norm_examples(config, server))
     scores = build.scorer(config, test)(model, test.features, test.labels).metrics
     names, trained = list(state.rows), more.get("trained") or {}
     weights = resolve.weights_of(build.model_fn(config, test)())
@@ -304,15 +291,7 @@ def write(folder: pathlib.Path, config: RunConfig, data: bfl.data.OwnData, state
     return summary
 
 
-def _batch_norm_examples(config: RunConfig, data: bfl.data.OwnData) -> Any:
-    if config.algorithm != "fl_swag" or not config.pretrain_share or config.last_layer:
-        return None
-    return build.batch_norm_examples(config, datasets.shares(config, data.train, data.clients).server)
-
-
-def client_model(
-    run: str | os.PathLike, client: int, code: Mapping[str, str] = {}
-) -> tuple[keras.Model, bfl.export.Info]:
+def client_model(run: Path, client: int, code: Mapping[str, str] = {}) -> tuple[keras.Model, bfl.export.Info]:
     """Return the model that predicts for a client, from 0, after a run's last round, with scores on the whole test set.
 
     A client with a number beyond the run's clients was never in training, and gets what the algorithm has for
@@ -332,14 +311,7 @@ def client_model(
     process = build.process(config, test, lambda: None)
     weights = process.personal_weights(_last_checkpoint(process, config, folder).state, client)
     model = bfl.weights.predictive_model(process.model_fn(), weights)
-    scores = bfl.evaluation.evaluate(
-        model,
-        test.features,
-        test.labels,
-        num_samples=config.num_samples,
-        seed=config.seed,
-        precision=config.evaluation_precision,
-    ).metrics
+    scores = build.scorer(config, test)(model, test.features, test.labels).metrics
     of_client = {"client": client, "client_in_training": client < config.clients}
     return model, info._replace(metrics=scores, data={**(info.data or {}), **of_client})
 

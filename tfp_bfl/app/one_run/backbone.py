@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,13 +12,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.data.sizes import parse_size
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.faces import Later
-
-if TYPE_CHECKING:
-    from tfp_bfl import keras
-    from tfp_bfl.models import backbones, feature_cache
-else:
-    backbones, feature_cache = Later("tfp_bfl.models.backbones"), Later("tfp_bfl.models.feature_cache")
+from tfp_bfl.faces import keras
 
 
 def model_of(config: RunConfig, image_shape: tuple[int, ...]) -> keras.Model | None:
@@ -31,16 +24,16 @@ def model_of(config: RunConfig, image_shape: tuple[int, ...]) -> keras.Model | N
         return None
     is_file = os.path.exists(config.backbone)
     size = None if is_file else parse_size(config.image_size)
-    return backbones.taking(
+    return bfl.models.backbones.taking(
         _layer(config.backbone, size, os.stat(config.backbone).st_mtime_ns if is_file else 0), image_shape
     )
 
 
 @functools.lru_cache(maxsize=1)
-def _layer(name: str, size: tuple[int, int] | None, stamp: int) -> backbones.Backbone:
+def _layer(name: str, size: tuple[int, int] | None, stamp: int) -> bfl.models.backbones.Backbone:
     """Return the layer of a backbone, read once for each state of its file."""
     del stamp
-    return backbones.backbone_of(backbones.features(name, size))
+    return bfl.models.backbones.backbone_of(bfl.models.features(name, size))
 
 
 def stated(config: RunConfig, image_shape: tuple[int, ...]) -> dict[str, str]:
@@ -49,7 +42,7 @@ def stated(config: RunConfig, image_shape: tuple[int, ...]) -> dict[str, str]:
     if model is None:
         return {}
     name = os.path.basename(str(config.backbone).rstrip("/"))
-    return {"backbone": f"{name} ({backbones.backbone_of(model).digest[:8]})"}
+    return {"backbone": f"{name} ({bfl.models.backbones.backbone_of(model).digest[:8]})"}
 
 
 def of_data(config: RunConfig, data: bfl.data.OwnData) -> bfl.data.OwnData:
@@ -75,5 +68,7 @@ def of_source(config: RunConfig, source: bfl.data.Source, shape_alone: bool = Fa
     if shape_alone:
         features = np.zeros((source.num_examples, model.output_shape[-1]), np.float32)
     else:
-        features = feature_cache.cached_features(model, source.features)
+        from tfp_bfl.models.feature_cache import cached_features
+
+        features = cached_features(model, source.features)
     return dataclasses.replace(source, features=features, image_shape=source.element_shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import backbone, datasets
@@ -13,14 +13,13 @@ from tfp_bfl.app.options import own_model
 from tfp_bfl.app.options.config import RunConfig, class_of, names_in
 from tfp_bfl.app.options.own_model import NO_CODE, OF_A_MODEL, Code, check_names, taken_by
 from tfp_bfl.app.options.resolve import LIKELIHOOD, check_effect, resolved, stated, weights_of
+from tfp_bfl.data.sources import Learnt
 from tfp_bfl.defaults import TEMPERATURE_OF_DEFAULT
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.faces import keras
 from tfp_bfl.files.code import code_name
 from tfp_bfl.options import fits
 from tfp_bfl.options.methods import OWN, argument_names, arguments, fitted, method_of
-
-if TYPE_CHECKING:
-    from tfp_bfl import keras
 
 BATCH_NORM_EXAMPLES = 500
 # Options of a user's algorithm that are part of an argument.
@@ -33,19 +32,13 @@ _OF_ANY_MODEL = ("kind", "seed", "prior_stddev", "initial_stddev", "min_stddev",
 _OF_A_MODEL = ("model", "kind", "seed", "freeze", *OF_A_MODEL)
 
 
-def model_fn(
-    config: RunConfig, source: bfl.data.Source | bfl.data.Schema, code: Code = NO_CODE
-) -> Callable[[], keras.Model]:
+def model_fn(config: RunConfig, source: Learnt, code: Code = NO_CODE) -> Callable[[], keras.Model]:
     """Build the Keras model of a configuration for the examples of `source`; `code.model`, if given, in its place."""
-    from tfp_bfl.weights.frozen import freeze_named
-
     build, names = _whole_model_fn(config, source, code), names_in(config.freeze)
-    return bfl.models.as_model_fn(lambda: freeze_named(build(), names)) if names else build
+    return bfl.models.as_model_fn(lambda: bfl.weights.frozen.freeze_named(build(), names)) if names else build
 
 
-def _whole_model_fn(
-    config: RunConfig, source: bfl.data.Source | bfl.data.Schema, code: Code
-) -> Callable[[], keras.Model]:
+def _whole_model_fn(config: RunConfig, source: Learnt, code: Code) -> Callable[[], keras.Model]:
     common = {name: getattr(config, name) for name in _OF_ANY_MODEL}
     if code.model is not None or own_model.names_code(config.model):
         return _user_model_fn(config, source, code.model or own_model.load(config.model), common)
@@ -69,7 +62,7 @@ def _whole_model_fn(
 
 
 def _user_model_fn(
-    config: RunConfig, source: bfl.data.Source | bfl.data.Schema, function: object, common: dict[str, Any]
+    config: RunConfig, source: Learnt, function: object, common: dict[str, Any]
 ) -> Callable[[], keras.Model]:
     """Build the model of a user's function, which must take the options of models that were given."""
     method = method_of(config.algorithm)
@@ -111,15 +104,16 @@ def _unlabelled(config: RunConfig) -> Any:
     return datasets.shares(config, data.train, data.clients).unlabelled
 
 
+def prediction(config: RunConfig) -> dict[str, Any]:
+    """Return the options of a prediction."""
+    return {"num_samples": num_samples(config), "seed": config.seed, "precision": config.evaluation_precision}
+
+
 def scorer(config: RunConfig, source: bfl.data.Source) -> Callable[..., Any]:
     """Return (model, features, labels) -> `evaluate` of such data, or `evaluate_regression` in the units of
     the labels.
     """
-    options: dict[str, Any] = {
-        "num_samples": num_samples(config),
-        "seed": config.seed,
-        "precision": config.evaluation_precision,
-    }
+    options = prediction(config)
     if source.target is None:
         return functools.partial(bfl.evaluation.evaluate, **options)
     units: dict[str, Any] = {"scale": source.target.scale, "shift": source.target.mean}
@@ -169,26 +163,20 @@ def export_info(
     )
 
 
-def settle(config: RunConfig, source: bfl.data.Source | bfl.data.Schema, code: Code = NO_CODE) -> tuple[RunConfig, str]:
+def settle(config: RunConfig, source: Learnt, code: Code = NO_CODE) -> tuple[RunConfig, str]:
     """Return the configuration with all defaults filled in, and what the model's weights are (`app.resolve`)."""
     model = model_fn(config, source, code)()
     weights = weights_of(model)
     check_effect(config, weights)
-    _check_parameters(config, code)
+    if functions := own_model.functions_of(config.recorded(), code):
+        check_names(functions, config.given(type(config).model_fields))
     kind = bfl.models.kind_of(model) if own_model.names_code(config.model) else None
     return resolved(config, source.target is not None, weights, kind), weights
 
 
-def _check_parameters(config: RunConfig, code: Code) -> None:
-    """Check that options of the run that were given are no parameters of functions that do not receive them."""
-    functions = own_model.functions_of(config.recorded(), code)
-    if functions:
-        check_names(functions, config.given(type(config).model_fields))
-
-
 def process(
     config: RunConfig,
-    source: bfl.data.Source | bfl.data.Schema,
+    source: Learnt,
     unlabelled: Callable[[], Any],
     code: Code = NO_CODE,
     secure_sums: float | None = None,
@@ -221,7 +209,7 @@ def pretraining(config: RunConfig, source: bfl.data.Source, code: Code = NO_CODE
 def _recipe(
     of: RunConfig,
     config: RunConfig,
-    source: bfl.data.Source | bfl.data.Schema,
+    source: Learnt,
     unlabelled: Callable[[], Any] = lambda: None,
     code: Code = NO_CODE,
     clients: Callable[[], bfl.data.Clients | None] = lambda: None,

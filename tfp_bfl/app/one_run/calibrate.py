@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,12 +14,7 @@ from tfp_bfl import files
 from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, config_in, in_columns, num_samples, read_predictions
 from tfp_bfl.data.partitions import generator
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.faces import Later
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-else:
-    tf = Later("tensorflow")
+from tfp_bfl.files import Path
 
 BY = ("entropy", "epistemic")
 # Held-out examples that are read: those of a share of the training data.
@@ -27,8 +22,8 @@ _MOST_EXAMPLES = 10_000_000
 
 
 def calibrate(
-    run: str | pathlib.Path,
-    output: str | pathlib.Path,
+    run: Path,
+    output: Path,
     *,
     accuracy: float | None = None,
     coverage: float | None = None,
@@ -37,7 +32,7 @@ def calibrate(
     set_coverage: float = 0.9,
     set_score: str = "probability",
     each_client: bool = False,
-    figure: str | pathlib.Path | None = None,
+    figure: Path | None = None,
 ) -> bfl.export.Calibration:
     """Write a run's model with a temperature, an abstention threshold and prediction sets, and return the calibration.
 
@@ -152,16 +147,12 @@ def _scores_of_clients(
     """Return the scores of each client on its test rows, by its own sets where it has some."""
     names, labels = [str(x) for x in tested["client_names"]], tested["labels"]
     probabilities = bfl.evaluation.at_temperature(tested["probabilities"], found.temperature)
-    limits = np.array([sets.get(name, {}).get("set_limit", found.set_limit) for name in names])
-    covered = np.zeros(len(labels), bool)
+    limits = np.array([sets.get(name, {}).get("set_limit", found.set_limit) for name in names])[tested["client"]]
+    inside = bfl.evaluation.prediction_sets(probabilities, limits, found.set_score)
+    covered = inside[np.arange(len(labels)), labels]
     kept = np.ones(len(labels), bool)
     if found.limit is not None:
         kept = (entropy(probabilities) if found.by == "entropy" else tested["epistemic"]) <= found.limit
-    for k, limit in enumerate(limits):
-        own = np.flatnonzero(tested["client"] == k)
-        inside = bfl.evaluation.prediction_sets(probabilities[own], limit, found.set_score) if len(own) else None
-        if inside is not None:
-            covered[own] = inside[np.arange(len(own)), labels[own]]
     owners, right = np.array(names, object)[tested["client"]], probabilities.argmax(-1) == labels
     rows = bfl.evaluation.client_scores(probabilities, labels, owners, covered=covered, names=[*names, *sets])
     for row in rows:
@@ -196,8 +187,7 @@ def _in_words(row: Mapping[str, Any], name: str) -> str:
 
 def entropy(probabilities: np.ndarray) -> np.ndarray:
     """Return the entropy of distributions [B, C], divided by log C: [B]."""
-    found: np.ndarray = bfl.evaluation.summarise(tf.constant(probabilities)[tf.newaxis]).entropy.numpy()
-    return found
+    return bfl.evaluation.summarise(probabilities[np.newaxis]).entropy.numpy()
 
 
 def _halves(held: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

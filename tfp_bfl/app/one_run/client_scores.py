@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run.records import names_in
+from tfp_bfl.app.one_run.records import in_units, names_in
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.data.equal_partitions import GIVEN
 from tfp_bfl.errors import InvalidArgument, shown
@@ -151,8 +151,8 @@ def of_model(parts: RowsByClient, final: Any, held: dict[str, np.ndarray] | None
     places, target = parts.places, parts.source.target
     names = ("mean", "low", "high", "nll") if target is not None else ("probabilities",)
     labels = np.asarray(parts.source.labels)[places]
-    truth = labels if target is None else target.mean + target.scale * labels.astype(np.float64)
-    return of_predictions(parts, {name: getattr(final, name)[places] for name in names}, truth, held)
+    arrays = {name: getattr(final, name)[places] for name in names}
+    return of_predictions(parts, arrays, in_units(labels, target), held)
 
 
 def of_predictions(
@@ -172,8 +172,7 @@ def sets_hold(probabilities: np.ndarray, labels: np.ndarray, held: Mapping[str, 
         limit = bfl.evaluation.conformal_limit(held["probabilities"], held["labels"], COVERAGE)
     except InvalidArgument:
         return None
-    inside: np.ndarray = bfl.evaluation.prediction_sets(probabilities, limit)[np.arange(len(labels)), labels]
-    return inside
+    return bfl.evaluation.prediction_sets(probabilities, limit)[np.arange(len(labels)), labels]
 
 
 def rows_of(parts: RowsByClient, predictions: np.ndarray, labels: np.ndarray, **given: Any) -> list[dict[str, Any]]:
@@ -219,9 +218,7 @@ def one_step(config: RunConfig, process: bfl.federated.BayesianProcess, trained:
         of_loss = {name: getattr(config, name) for name in ("kl_weight", "kl_reduction")}
     if config.class_weight:
         of_loss |= class_weights.likelihood(config.class_weight, lambda: trained)
-    from tfp_bfl.algorithms.personal import work as personal_work
-
-    work = personal_work.meta_learning(
+    work = bfl.algorithms.personal.work.meta_learning(
         process.model_fn,
         local_epochs=1,
         batch_size=EXAMPLES,

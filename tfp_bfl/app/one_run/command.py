@@ -1,7 +1,5 @@
 """The commands on trained models: calibrate, drift, export, laplace, last-layer, predict. The work is elsewhere."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

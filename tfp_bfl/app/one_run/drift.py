@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import bisect
 import functools
-import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run.predict import BATCH_SIZE, read_examples
+from tfp_bfl.app.one_run.predict import answers, read_examples
 from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, config_in, is_private, num_samples, read_predictions
-from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.faces import Later
-from tfp_bfl.files import name
+from tfp_bfl.files import Path, name
 from tfp_bfl.files.arrays import read_arrays, write_arrays
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-else:
-    tf = Later("tensorflow")
 
 HISTOGRAMS = "training_histograms.npz"
 _MOST_BYTES = 2**26
@@ -91,13 +83,7 @@ def record(folder: pathlib.Path, clients: bfl.data.ClientData, train: bfl.data.S
     write_arrays(folder / HISTOGRAMS, arrays, compressed=True)
 
 
-def drift(
-    run: str | os.PathLike,
-    paths: str | os.PathLike | Sequence[str | os.PathLike],
-    *,
-    level: float = 0.01,
-    separator: Any = None,
-) -> DriftReport:
+def drift(run: Path, paths: Path | Sequence[Path], *, level: float = 0.01, separator: Any = None) -> DriftReport:
     """Compare the examples of files, as of `predict`, with those of a complete run's training.
 
     Features are compared with the histograms of all clients' training examples. The model's scores are compared with
@@ -141,27 +127,17 @@ def drift(
     reference = read_predictions(
         folder / (HELD_OUT if held_out else PREDICTIONS), _MOST_EXAMPLES, int((info.model or {})["num_classes"])
     )
-    answers = _answers(model, examples.pixels, config_in(folder))
+    config = config_in(folder)
+    new_scores = answers(bfl.export.load(model), examples.pixels, num_samples(config), config.seed)
     compared = [
         *compare_features(training, new),
-        *compare_scores(reference, answers, (info.data or {}).get("unusual")),
+        *compare_scores(reference, new_scores, (info.data or {}).get("unusual")),
     ]
     rows, needed = rows_of(compared, len(features), level)
     which = f"{'held-out' if held_out else 'test'} examples"
     return DriftReport(
         rows, len(features), int(training.counts[0].counts.sum()), which, examples.failures, level=level, needed=needed
     )
-
-
-def _answers(model: pathlib.Path, examples: Any, config: RunConfig) -> dict[str, np.ndarray]:
-    """Return what an exported model predicts for examples."""
-    loaded = bfl.export.load(model)
-    parts = []
-    for start in range(0, len(examples), BATCH_SIZE):
-        batch = tf.constant(examples[start : start + BATCH_SIZE])
-        answer = loaded.predict(batch, num_samples=num_samples(config), seed=config.seed)
-        parts.append({key: value.numpy() for key, value in answer.items()})
-    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
 def compare_features(training: bfl.evaluation.Histograms, new: bfl.evaluation.Histograms) -> list[Drifted]:

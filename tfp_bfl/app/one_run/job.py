@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build, client_scores, datasets, records
@@ -12,12 +14,8 @@ from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import Code
 from tfp_bfl.app.options.resolve import POINT, of_gaussians, resolved, title
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.faces import keras
 from tfp_bfl.options import methods
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from tfp_bfl import keras
 
 # Of a prediction of the test set.
 EXAMPLES_AT_ONCE = 500
@@ -63,8 +61,7 @@ class Job(NamedTuple):
     @property
     def prediction(self) -> dict[str, Any]:
         """The options of a prediction."""
-        config, number = self.config, records.num_samples(self.config)
-        return {"num_samples": number, "seed": config.seed, "precision": config.evaluation_precision}
+        return build.prediction(self.config)
 
     @property
     def batch_norm_examples(self) -> Any:

@@ -7,7 +7,7 @@ import logging
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,15 +20,8 @@ from tfp_bfl.app.one_run.records import truth
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.resolve import method, stated
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.faces import Later
+from tfp_bfl.faces import keras, tf
 from tfp_bfl.options import class_weights
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-
-    from tfp_bfl import keras
-else:
-    tf = Later("tensorflow")
 
 logger = logging.getLogger(__name__)
 

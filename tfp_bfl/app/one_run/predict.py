@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich import box
@@ -21,16 +21,9 @@ from tfp_bfl.app.one_run.calibrate import entropy
 from tfp_bfl.data.names import as_names
 from tfp_bfl.data.rows import read_clients
 from tfp_bfl.errors import InvalidArgument, check_count, shown
-from tfp_bfl.faces import Later
+from tfp_bfl.files import Path
 from tfp_bfl.files import name as name_of
 from tfp_bfl.files.tables import to_csv
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-
-    from tfp_bfl.export import signatures
-else:
-    tf, signatures = Later("tensorflow"), Later("tfp_bfl.export.signatures")
 
 # Examples at once; the weight samples are the same for all.
 BATCH_SIZE = 250
@@ -108,8 +101,8 @@ class Predictions(NamedTuple):
 
 
 def predict(
-    model: str | os.PathLike,
-    images: str | os.PathLike | Sequence[str | os.PathLike],
+    model: Path,
+    images: Path | Sequence[Path],
     num_samples: int | None = None,
     seed: int | None = None,
     max_uncertainty: float | None = None,
@@ -142,22 +135,26 @@ def predict(
         )
     facts: Any = info.model
     calibration = bfl.export.calibration_of(info)
-    number = num_samples or (calibration.num_samples if calibration else signatures.NUM_SAMPLES)
+    number = num_samples or (calibration.num_samples if calibration else bfl.export.signatures.NUM_SAMPLES)
     loaded = bfl.export.load(folder)
     notes: list[str] = []
     examples = read_examples(info, images, separator, notes)
     own = Sets.of(calibration, info, images, examples.names, separator, notes) if calibration else None
     names = info.class_names or [str(c) for c in range(facts["num_classes"])]
-    rows: list[AnyRow] = []
-    for start in range(0, len(examples.names), BATCH_SIZE):
-        part = slice(start, start + BATCH_SIZE)
-        answer = loaded.predict(tf.constant(examples.pixels[part]), num_samples=number, seed=seed or 0)
-        values = {name: value.numpy() for name, value in answer.items()}
-        if regresses:
-            rows += _as_numbers(examples.names[part], values, max_uncertainty)
-        else:
-            rows += _as_rows(examples.names[part], values, names, calibration, max_uncertainty, own and own.part(part))
+    answer = answers(loaded, examples.pixels, number, seed or 0)
+    rows: Sequence[AnyRow]
+    if regresses:
+        rows = _as_numbers(examples.names, answer, max_uncertainty)
+    else:
+        rows = _as_rows(examples.names, answer, names, calibration, max_uncertainty, own)
     return Predictions("image" if len(facts["input_shape"]) == _IMAGE else "row", rows, examples.failures, notes)
+
+
+def answers(model: Any, examples: np.ndarray, num_samples: int, seed: int) -> dict[str, np.ndarray]:
+    """Return the outputs of an exported model for examples, of which it gets some at once."""
+    starts = range(0, len(examples), BATCH_SIZE)
+    parts = [model.predict(examples[i : i + BATCH_SIZE], num_samples=num_samples, seed=seed) for i in starts]
+    return {name: np.concatenate([part[name].numpy() for part in parts]) for name in parts[0]}
 
 
 def check_draws(info: bfl.export.Info, given: Mapping[str, int | None]) -> None:
@@ -210,12 +207,8 @@ class Sets(NamedTuple):
             notes.append(f"{new:,} rows are of clients without own prediction sets, and have those of {of}.")
         return cls(clients, np.array([limits.get(name, others) for name in clients]))
 
-    def part(self, rows: slice) -> Sets:
-        """Return those of some rows."""
-        return Sets(self.clients[rows], self.limits[rows])
 
-
-def stated_by(model: str | os.PathLike) -> str:
+def stated_by(model: Path) -> str:
     """Return the method and the posterior temperature of a model in a sentence; "" if its export states none."""
     sentence = bfl.export.statement(bfl.export.read_info(bfl.export.find(model)).configuration)
     return f"{sentence}." if sentence else ""
@@ -234,11 +227,8 @@ def _as_rows(
     if calibration:
         probabilities = bfl.evaluation.at_temperature(probabilities, calibration.temperature)
         uncertainty = answer["entropy"] = entropy(probabilities)
-        limits = np.full(len(which), calibration.set_limit) if own is None else own.limits
-        held = np.zeros(probabilities.shape, bool)
-        for value in np.unique(limits):
-            rows = limits == value
-            held[rows] = bfl.evaluation.prediction_sets(probabilities[rows], value, calibration.set_score)
+        limit_of_sets = calibration.set_limit if own is None else own.limits
+        held = bfl.evaluation.prediction_sets(probabilities, limit_of_sets, calibration.set_score)
         sets = ["|".join(names[c] for c in np.flatnonzero(row).tolist()) for row in held]
         if max_uncertainty is None:
             uncertainty, limit = answer[calibration.by], calibration.limit

@@ -1,7 +1,5 @@
 """A run from Python: the folder, report and record that the command line gives."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -19,6 +17,7 @@ from tfp_bfl.app.options.config import fields, make_config, read_yaml
 from tfp_bfl.app.options.given_data import GivenData, check_no_test_data, made_by
 from tfp_bfl.app.options.own_model import GIVEN, Code, names_code
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.files import Path
 from tfp_bfl.keywords import show
 from tfp_bfl.options.methods import ALGORITHMS
 
@@ -38,15 +37,15 @@ class Run(_Run):
 
 
 def run(
-    output: str | pathlib.Path | None = None,
+    output: Path | None = None,
     *,
     model: object = None,
     rule: object = None,
     algorithm: object = None,
     dataset: object = None,
     test_data: object = None,
-    config: str | pathlib.Path | None = None,
-    resume: str | pathlib.Path | None = None,
+    config: Path | None = None,
+    resume: Path | None = None,
     progress: str | None = "none",
     on_round: OnRound | None = None,
     **options: object,
@@ -86,7 +85,7 @@ def run(
         folder = pathlib.Path(output or after.free_folder(str(start), name))
         return Run(folder, after.find_posterior(str(start), folder, after_options(name, own), parts))
     file = config or (resume and pathlib.Path(resume) / "config.yaml")
-    settings = {**(read_yaml(file) if file and callable(dataset) else {}), **options}
+    settings = {**(read_yaml(file) if file and dataset is not None else {}), **options}
     given = _given_data(dataset, test_data, settings)
     code = Code(*(None if isinstance(x, str) else x for x in (model, rule, algorithm)))._replace(data=given)
     console = Console(stderr=True, quiet=progress == "none")
@@ -106,7 +105,7 @@ def run(
         folder = go_on(resume, **names, **shown)
     else:
         named = {name: x if isinstance(x, str) else GIVEN for name, x in both if x is not None}
-        own = _options_of(given, config, options) if given else _as_text(dataset=dataset, test_data=test_data)
+        own = _options_of(given, settings) if given else _as_text(dataset=dataset, test_data=test_data)
         every = {name: x for name, x in {**options, **named, **own}.items() if x is not None}
         folder = execute(make_config(config, every, code=code), output, **shown)
     result = Run(folder, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
@@ -133,9 +132,8 @@ def _as_text(**paths: Any) -> dict[str, Any]:
     return {name: x if x is None else os.fspath(x) for name, x in paths.items()}
 
 
-def _options_of(given: GivenData, config: str | pathlib.Path | None, options: dict[str, Any]) -> dict[str, Any]:
+def _options_of(given: GivenData, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a run that say what data in memory are: the record of the data, and their task."""
-    settings = {**(read_yaml(config) if config is not None else {}), **options}
     label, client = settings.get("label") or "label", settings.get("client_column")
     task = settings.get("task") or given.task or "classification"
     return {"dataset": given.record(label, None if client == "none" else client, task), "task": task}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,18 +16,11 @@ from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import at_last, stated
 from tfp_bfl.data.equal_partitions import GIVEN
 from tfp_bfl.errors import InvalidArgument, shown
-from tfp_bfl.faces import Later
+from tfp_bfl.faces import keras, tf
+from tfp_bfl.files import Path
 from tfp_bfl.files.arrays import read_arrays
 from tfp_bfl.labels import duration
 from tfp_bfl.options.fits import is_private as is_private
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-
-    from tfp_bfl import keras
-    from tfp_bfl.plots import RunResults
-else:
-    tf = Later("tensorflow")
 
 UNCERTAINTIES = ("entropy", "aleatoric", "epistemic", "mutual_information")
 # Of a prediction of a number.
@@ -72,7 +64,7 @@ def in_columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str] =
     return "\n".join("  ".join(map(align, row, widths)).rstrip() for row in rows)
 
 
-def config_with_code(run: str | os.PathLike, code: Mapping[str, str]) -> RunConfig:
+def config_with_code(run: Path, code: Mapping[str, str]) -> RunConfig:
     """Return the configuration of a run with code that may be run, option -> FILE.py:FUNCTION that is named again."""
     path = pathlib.Path(run) / "config.yaml"
     there = config_in(pathlib.Path(run))
@@ -150,7 +142,7 @@ def results(
     predictions: Mapping[str, np.ndarray],
     test: bfl.data.Source,
     clients: bfl.data.Clients,
-) -> RunResults:
+) -> bfl.plots.RunResults:
     """Return the contents of a run's report; `predictions` are the arrays of its predictions.npz."""
     settings = stated(config, weights_in(summary), at_last(summary.get("trained") or {}, rounds))
     return bfl.plots.RunResults(

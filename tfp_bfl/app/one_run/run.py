@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -24,13 +24,8 @@ from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import NO_CODE, Code
 from tfp_bfl.app.options.resolve import at_last
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.faces import Later
+from tfp_bfl.files import Path
 from tfp_bfl.options.methods import method_of
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-else:
-    tf = Later("tensorflow")
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +34,7 @@ PRETRAINING = "pretraining.json"
 
 def execute(
     config: RunConfig,
-    output: str | pathlib.Path | None = None,
+    output: Path | None = None,
     *,
     console: Console | None = None,
     progress: str | None = None,
@@ -55,7 +50,7 @@ def execute(
     complete; for fl_swag and partitioned_vi also clients.npz, from which `revise` adds and removes clients; with
     hold_out held_out.npz, for `calibrate`; with evaluate_clients clients.jsonl, a line a client.
 
-    The folder is `output`, or the configuration's, or else a new one under runs/. `progress` is of `progress.FORMS`,
+    The folder is `output`, or the configuration's, or else a new one under runs/. `progress` is of `choices.FORMS`,
     None for a bar in a terminal and lines elsewhere, on the console if there is one. `code` stands in the place of what
     the configuration names. `on_round` is called after each round with its metrics, by name.
     """
@@ -66,7 +61,7 @@ def execute(
 
 
 def resume(
-    folder: str | pathlib.Path,
+    folder: Path,
     *,
     console: Console | None = None,
     progress: str | None = None,
@@ -191,9 +186,7 @@ def _pretrained(job: Job, folder: pathlib.Path, status: Reporter, runtime: objec
 
 def _scores(job: Job, result: bfl.federated.SimulationResult, metrics: dict[str, Any]) -> dict[str, Any]:
     """Return all scores of the result's model; `metrics` are those on the test set."""
-    from tfp_bfl.algorithms.personal.step import DropoutRates
-
-    uncertainty = metrics["aleatoric"] + metrics["epistemic"]
+    uncertainty, rates = metrics["aleatoric"] + metrics["epistemic"], bfl.algorithms.personal.step.DropoutRates._fields
     return {
         **metrics,
         "epistemic_share": metrics["epistemic"] / uncertainty if uncertainty else 0.0,
@@ -201,7 +194,7 @@ def _scores(job: Job, result: bfl.federated.SimulationResult, metrics: dict[str,
         **records.privacy(job.config, result.rounds[-1], job.clients.sizes, job.process),
         **_permuted(job, result),
         **_of_last_round(job, result),
-        **{name: x for name in DropoutRates._fields if (x := result.rounds[-1].get(name)) is not None},
+        **{name: x for name in rates if (x := result.rounds[-1].get(name)) is not None},
         **records.member_scores(result, job.score),
     }
 

@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -22,24 +22,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import backbone, client_scores, records
 from tfp_bfl.app.one_run.after import CLIENTS
+from tfp_bfl.app.one_run.job import Job
+from tfp_bfl.app.one_run.pipeline import Finished
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import GAUSSIAN, POINT, resolved, title
-from tfp_bfl.errors import Error, InvalidArgument, lookup
-from tfp_bfl.faces import Later
-from tfp_bfl.files import write_whole
+from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.faces import tf
+from tfp_bfl.files import Path, write_whole
 from tfp_bfl.files.arrays import write_arrays
 from tfp_bfl.files.writing import begun, space
 from tfp_bfl.labels import duration, label_of
 from tfp_bfl.options import choices
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-
-    from tfp_bfl.app.one_run.job import Job
-    from tfp_bfl.app.one_run.pipeline import Finished
-else:
-    tf = Later("tensorflow")
 
 # A figure's width.
 FIGURE_PIXELS = 960
@@ -77,12 +71,12 @@ def owned(
             yield
 
 
-def free_folder(config: RunConfig, output: str | pathlib.Path | None) -> pathlib.Path:
+def free_folder(config: RunConfig, output: Path | None) -> pathlib.Path:
     output = output or config.output
     if output is None:
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         is_code = names_code(config.model)  # Which kind of weights it has is not known yet.
-        gaussian = not is_code and config.kind in choices.VARIATIONAL.forms()
+        gaussian = not is_code and config.kind in choices.VARIATIONAL.entries
         method = resolved(config, regression=False, weights=GAUSSIAN if gaussian else POINT).method
         name = "-".join([config.data_name, config.model_name, *([] if is_code else [str(config.kind)]), method, now])
         output = pathlib.Path("runs") / re.sub("[/:]", "-", name)
@@ -107,8 +101,11 @@ def recorder(folder: pathlib.Path, config: RunConfig, status: Reporter, hook: On
             if not (folder / "config.yaml").exists():
                 raise Error(f"The run folder {folder} is no longer there, so that the run ended: begin it anew.")
             number = records.place(config, row)
-            if not begun:
-                _cut_before(lines, number)
+            if not begun:  # Lines of an interrupted run from this round on are removed; the last may be incomplete.
+                lines.seek(0)
+                remaining = lines.readlines()[: number - 1]
+                lines.truncate(0)
+                lines.writelines(remaining)
             begun[:] = [number]
             lines.write(json.dumps(row) + "\n")
             lines.flush()
@@ -125,14 +122,6 @@ def recorder(folder: pathlib.Path, config: RunConfig, status: Reporter, hook: On
     if writer:
         with space(events, writes=True):
             writer.close()
-
-
-def _cut_before(lines: TextIO, number: int) -> None:
-    """Remove the lines of round `number` and later ones from an interrupted run; the last line may be incomplete."""
-    lines.seek(0)
-    remaining = lines.readlines()[: number - 1]
-    lines.truncate(0)
-    lines.writelines(remaining)
 
 
 def write_results(
@@ -175,14 +164,6 @@ def write_results(
     write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 
-# name -> what is shown
-FORMS = {
-    "bar": "a bar, for terminals",
-    "lines": "a line for each phase and round",
-    "phases": "a line for each phase",
-    "json": "as lines, each a JSON object",
-    "none": "nothing",
-}
 # After so many seconds without a line one says what is still going on.
 SILENT_SECONDS = 9.0
 # What is over sooner need not be told.
@@ -283,7 +264,7 @@ class Reporter:
 def reporter(console: Console, form: str | None, rounds: int) -> Iterator[Reporter]:
     """Return a `Reporter` for the time of a run."""
     form = form or ("bar" if console.is_terminal else "lines")
-    lookup(FORMS, form, "form of progress")
+    choices.FORMS.check(form)
     display, ended = Reporter(console, "none" if console.quiet else form, rounds), threading.Event()
     watcher = threading.Thread(target=display.watch, args=(ended,), name="tfp_bfl-progress", daemon=True)
     with contextlib.ExitStack() as stack:

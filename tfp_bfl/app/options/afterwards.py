@@ -1,7 +1,5 @@
 """The options of posteriors after a training: `run --algorithm laplace --start RUN`, and bench."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -4,8 +4,6 @@ pydantic-settings would replace this module at most: it builds a parser of argpa
 by algorithm; its YAML reader takes aliases and files of any size; and version 2.16 requires Python 3.11.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import textwrap
@@ -15,10 +13,13 @@ from typing import Any, Literal
 
 import click
 
+from tfp_bfl.app.options.config import fields
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import check_trust, load, options_of, type_of
 from tfp_bfl.app.options.refusals import read_yaml
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.options.group import extra
+from tfp_bfl.options.methods import ALGORITHMS, POSTERIORS, canonical, default_in_words, in_words, serves, takers
 
 # A list of choices that is longer than this follows the help text.
 _LONGEST_CHOICES = 32
@@ -38,7 +39,8 @@ class Grouped(click.Command):
     first: Sequence[str] = ("dataset", "model", "algorithm", "rule", "rounds", "output")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_ALGORITHM] = _algorithm_in(args)
+        algorithm = canonical(_value_of(_ALGORITHM, args))
+        ctx.meta[_ALGORITHM] = algorithm if algorithm in ALGORITHMS else None
         if not ctx.resilient_parsing:
             ctx.meta[_PARAMETERS] = _parameters_in(args, {flag for x in self.params for flag in x.opts})
         return super().parse_args(ctx, args)
@@ -47,8 +49,6 @@ class Grouped(click.Command):
         return [*super().get_params(ctx), *ctx.meta.get(_PARAMETERS, ())]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from tfp_bfl.options.methods import in_words, serves, takers
-
         algorithm = ctx.meta.get(_ALGORITHM)
         first: dict[str, Any] = {name: None for name in self.first if algorithm is None or serves(name, algorithm)}
         groups: dict[tuple[str, ...], list[Any]] = {(): []}
@@ -126,14 +126,6 @@ def _code_in(args: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield from ((named, x) for x in re.split("[,;]", values) if _FILE.search(x))
 
 
-def _algorithm_in(args: Sequence[str]) -> str | None:
-    """Return the algorithm that arguments name, if there is one of that name, else None."""
-    from tfp_bfl.options.methods import ALGORITHMS, canonical
-
-    name = canonical(_value_of(_ALGORITHM, args))
-    return name if name in ALGORITHMS else None
-
-
 def _value_of(flag: str, args: Sequence[str]) -> str:
     """Return the value of an option in arguments, "" for none."""
     for i, arg in enumerate(args):
@@ -145,37 +137,28 @@ def _value_of(flag: str, args: Sequence[str]) -> str:
 
 def config_options(command: Any, without: Sequence[str] = ()) -> Any:
     """Add an option for each field of a configuration but those; the values are checked by it, not by click."""
-    from tfp_bfl.app.options.config import fields
-    from tfp_bfl.options.methods import default_in_words
-
     words = {name: default_in_words(name, field.default) for name, field in fields().items()}
     return _with_options(command, {name: x for name, x in fields().items() if name not in without}, words)
 
 
 def after_options(algorithm: str) -> Any:
     """Add the options of an algorithm that follows a training; for "" those of all that no run has."""
-    from tfp_bfl.app.options.config import fields
-    from tfp_bfl.options.methods import POSTERIORS
-
     every = {name: field for method in POSTERIORS.values() for name, field in method.options.items()}
     own = POSTERIORS[algorithm].options if algorithm else {name: x for name, x in every.items() if name not in fields()}
     words = {name: str(field.default or "") for name, field in own.items()}
     return lambda command: _with_options(command, own, words)
 
 
-def _with_options(command: Any, fields: dict[str, Any], defaults: Mapping[str, str]) -> Any:
+def _with_options(command: Any, options: dict[str, Any], defaults: Mapping[str, str]) -> Any:
     """Add an option for each field, with its default in words."""
-    from tfp_bfl.options.group import extra
-    from tfp_bfl.options.methods import ALGORITHMS, POSTERIORS
-
-    for name, field in reversed(fields.items()):
+    for name, field in reversed(options.items()):
         flag = _flag(name)
         if isinstance(field.default, bool):
             flags = _switch(name, field.default)
             option = click.option(flags, name, is_flag=True, default=None, help=field.description)
         else:
             default, names = defaults[name], extra(field, "names")
-            choices = [*{**ALGORITHMS, **POSTERIORS}] if flag == _ALGORITHM else names.forms() if names else []
+            choices = [*{**ALGORITHMS, **POSTERIORS}] if flag == _ALGORITHM else names.entries if names else []
             short = "|".join(choices) if len("|".join(choices)) <= _LONGEST_CHOICES else ""
             words = [str(field.description)]
             unsaid = [choice for choice in choices if choice.partition(":")[0] not in words[0]]

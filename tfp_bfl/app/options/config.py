@@ -1,7 +1,5 @@
 """The configuration of a run: one model that the command line, a YAML file and the run folder share."""
 
-from __future__ import annotations
-
 import functools
 import pathlib
 from collections.abc import Collection, Iterable, Mapping
@@ -24,6 +22,7 @@ from tfp_bfl.data.cohorts import check_cohort_size
 from tfp_bfl.data.partitions import check_alpha
 from tfp_bfl.defaults import check_refused
 from tfp_bfl.errors import InvalidArgument, check_range, shown
+from tfp_bfl.files import Path
 from tfp_bfl.files.code import code_name
 from tfp_bfl.options import choices, fits, methods
 from tfp_bfl.options.group import (
@@ -220,7 +219,7 @@ class RunConfig(NoTruthAsNumber):
         return values
 
     @pydantic.model_validator(mode="after")
-    def _parts_fit(self) -> RunConfig:
+    def _parts_fit(self) -> "RunConfig":
         for name, value in self:
             if isinstance(value, str) and not (value.isprintable() and len(value) <= MOST_LETTERS):
                 raise InvalidArgument(
@@ -356,9 +355,7 @@ def _of_algorithm(values: dict[str, Any]) -> tuple[type[RunConfig], dict[str, An
     return options_class, {**defaults, **{name: x for name, x in values.items() if (name, x) != ("kind", None)}}
 
 
-def make_config(
-    file: str | pathlib.Path | None, options: dict[str, Any], runs_code: bool = True, code: Code = NO_CODE
-) -> RunConfig:
+def make_config(file: Path | None, options: dict[str, Any], runs_code: bool = True, code: Code = NO_CODE) -> RunConfig:
     """Return a configuration from a YAML file, if one is given, and options, which win.
 
     Who only reads what a run was does not run its code. Parameters of functions that a program gives are options too.
@@ -397,4 +394,4 @@ def make_config(
 def _is_a_name(option: str) -> bool:
     """Return whether "none" is a value of the option; for other options it means the default."""
     names = extra(fields()[option], "names") if option in fields() else None
-    return names is not None and "none" in names.forms()
+    return names is not None and "none" in names.entries

@@ -1,7 +1,5 @@
 """The JSON Schema of configuration files, made from the declarations of the options."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Data that a program gives to a run in the place of a name or a path, and what the run's record says of them."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 from collections.abc import Callable, Mapping

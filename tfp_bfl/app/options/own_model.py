@@ -3,22 +3,21 @@
 Parameters of these functions are options: given, swept and tuned as those of the library.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Union
 
 import pydantic
 
-from tfp_bfl import data
+import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.options.refusals import NoTruthAsNumber, refusal
+from tfp_bfl.data.sources import Learnt
 from tfp_bfl.errors import InvalidArgument, check_range, lookup, shown
+from tfp_bfl.faces import keras
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.code import GIVEN as GIVEN
 from tfp_bfl.files.code import called, check_complete, function_of, is_of_library, made_by, name_of
@@ -29,7 +28,6 @@ from tfp_bfl.options.methods import OWN, argument_names
 OPTIONS = ("model", "rule", "algorithm", "dataset")
 # Begins what stands for data that were given in Python.
 GIVEN_DATA = f"{GIVEN}: "
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 # Options of models beside their kind, of which a user's model takes those that are given.
 OF_A_MODEL = (
     *("normalization", "width", "variational_initializer", "output_dropout", "variational_layers", "parametrization"),
@@ -38,6 +36,9 @@ OF_A_MODEL = (
 # Options of a run that functions receive.
 _RECEIVED = {"model": ("model", "kind", "seed", *OF_A_MODEL), "algorithm": tuple(argument_names(OWN).values())}
 _TRUSTED = set[str]()
+Value = str | int | float | bool | None
+# Role of a function (model, rule, algorithm, dataset) -> the function.
+Functions = Mapping[str, Callable[..., Any]]
 
 
 class Code(NamedTuple):
@@ -68,9 +69,9 @@ def load(value: str, option: str = "model") -> Callable[..., Any]:
 
 def model_fn(
     function: Any,
-    source: data.Source | data.Schema,
+    source: Learnt,
     options: Mapping[str, Any],
-    given: Mapping[str, Any] = NOTHING,
+    given: Mapping[str, Any] = {},
     kind: str | None = None,
 ) -> Callable[[], Any]:
     """Build a model by a user's function, which gets those of the options that it takes, and must take those given.
@@ -78,9 +79,6 @@ def model_fn(
     The weights of initializers without a seed follow from the option seed. A model of another kind than the user gave
     is converted to point weights or Monte Carlo dropout.
     """
-    from tfp_bfl import keras, models
-    from tfp_bfl.weights import check_form, seeded
-
     what, taken = name_of("model", function), parameters_of(function)
     # Where the model is converted, its dropout has the rate.
     rate = given.get("dropout_rate") if kind == "mc_dropout" and "dropout_rate" not in taken else None
@@ -96,14 +94,14 @@ def model_fn(
         function = functools.partial(function, **arguments)
 
     def new() -> Any:
-        with seeded(options["seed"]):
+        with bfl.weights.seeded(options["seed"]):
             return function()
 
-    build_keras_2 = models.as_model_fn(function if is_model(function) else new)
+    build_keras_2 = bfl.models.as_model_fn(function if is_model(function) else new)
     model = called(what, build_keras_2)
     if not isinstance(model, keras.Model):
         raise InvalidArgument(f"{what} returns {shown(model)}, but must return a Keras model that gives logits.")
-    check_form(model)
+    bfl.weights.check_form(model)
     shapes = tuple(model.input_shape[1:]), model.output_shape[-1]
     if shapes != (source.element_shape, source.num_outputs):
         raise InvalidArgument(
@@ -111,7 +109,7 @@ def model_fn(
             f"of shape {list(source.element_shape)} and wants {source.num_outputs} outputs: let it take input_shape "
             "and num_classes."
         )
-    convert = _conversion(what, models.kind_of(model), kind, rate, options.get("dropout_rate"))
+    convert = _conversion(what, bfl.models.kind_of(model), kind, rate, options.get("dropout_rate"))
 
     def build() -> Any:
         built = build_keras_2()
@@ -126,25 +124,21 @@ def _conversion(
     what: str, found: str, wanted: str | None, rate: float | None, default: Any
 ) -> Callable[[Any], Any] | None:
     """Return the function that converts a model of a kind to the kind that was given; None where it is of that kind."""
-    from tfp_bfl import models
-
     if wanted is None or (found == wanted and rate is None):
         return None
     if wanted == "deterministic":
-        return models.deterministic
+        return bfl.models.deterministic
     if wanted == "mc_dropout":
-        return functools.partial(models.mc_dropout, rate=default if rate is None else rate)
+        return functools.partial(bfl.models.mc_dropout, rate=default if rate is None else rate)
     raise InvalidArgument(
         f"{what} returns a model of kind {found}, and kind {wanted} is given: leave kind out, or build the model from "
         "the layers of tfp_bfl.layers of that kind."
     )
 
 
-def rule_of(given: Any, value: str | None, parameters: Mapping[str, Any] = NOTHING) -> Any:
+def rule_of(given: Any, value: str | None, parameters: Mapping[str, Any] = {}) -> Any:
     """Return the rule that a program gives, or that FILE.py:FUNCTION names."""
-    from tfp_bfl import rules
-
-    known = (rules.Rule, rules.GatherRule)
+    known = (bfl.rules.Rule, bfl.rules.GatherRule)
     if isinstance(given, known):
         return given
     function = given if given is not None else load(str(value), "rule")
@@ -161,8 +155,6 @@ def process_of(
     """Return the process that a user's algorithm builds: it must take what the user chose, and gets of the other
     arguments those that it takes and that are not None. `names` is argument -> option.
     """
-    from tfp_bfl.federated.process import BayesianProcess
-
     what, parameters = name_of("algorithm", function), inspect.signature(function).parameters
     for name in chosen:
         if not (takes_all(function) or name in parameters):
@@ -170,7 +162,7 @@ def process_of(
             raise InvalidArgument(f"{what} takes no {option}, which is given: leave it out, or let it take {name}.")
     taken = {name: x for name, x in others.items() if x is not None and (takes_all(function) or name in parameters)}
     process = called(what, function, model_fn, **{**taken, **chosen})
-    if type(process) is not BayesianProcess:
+    if type(process) is not bfl.federated.BayesianProcess:
         raise InvalidArgument(
             f"{what} returns {shown(process)}, but must return a process, such as algorithms.compose(...) gives."
         )
@@ -240,9 +232,6 @@ def check_trust(values: Mapping[str, Any], named: Mapping[str, Any], file: objec
             )
 
 
-Value = str | int | float | bool | None
-# Role of a function (model, rule, algorithm, dataset) -> the function.
-Functions = Mapping[str, Callable[..., Any]]
 _PLAIN = (bool, int, float, str)
 # Parameters that a run gives by itself, whatever its options are.
 _SUPPLIED = {
@@ -256,13 +245,9 @@ def parameters_of(function: Any) -> dict[str, inspect.Parameter]:
     if is_model(function):
         return {}
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {name: x for name, x in _signature(function).parameters.items() if x.kind in by_name}
-
-
-def _signature(function: Any) -> inspect.Signature:
-    """Return the signature of a function as it is written, without what a recipe passes on (`algorithms.compose`)."""
-    own: inspect.Signature = getattr(function, "own_signature", None) or inspect.signature(function)
-    return own
+    # As it is written, without what a recipe passes on (`algorithms.compose`).
+    signature: inspect.Signature = getattr(function, "own_signature", None) or inspect.signature(function)
+    return {name: x for name, x in signature.parameters.items() if x.kind in by_name}
 
 
 def is_model(function: object) -> bool:
@@ -309,7 +294,8 @@ def type_of(role: str, function: Any, name: str) -> Any:
             annotation = typing.get_type_hints(alone, getattr(inspect.unwrap(function), "__globals__", {}))[name]
     if annotation in (parameter.empty, Any):
         annotation = type(parameter.default)
-    parts = [x for x in _alternatives(annotation) if x is not type(None)]
+    is_union = typing.get_origin(annotation) in (Union, types.UnionType)
+    parts = [x for x in (typing.get_args(annotation) if is_union else [annotation]) if x is not type(None)]
     if not parts or not all(x in _PLAIN or typing.get_origin(x) is Literal for x in parts):
         has = "no annotation" if annotation in (type, type(None)) else f"the annotation {_in_words(annotation)}"
         raise InvalidArgument(
@@ -317,11 +303,6 @@ def type_of(role: str, function: Any, name: str) -> Any:
             "Literal of these: annotate it so."
         )
     return annotation
-
-
-def _alternatives(annotation: object) -> tuple[Any, ...]:
-    is_union = typing.get_origin(annotation) is Union or type(annotation).__name__ == "UnionType"
-    return typing.get_args(annotation) if is_union else (annotation,)
 
 
 def _in_words(annotation: object) -> str:

@@ -1,7 +1,5 @@
 """Requirements on the values of options, in words, and YAML files of options."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 from typing import Any
@@ -13,9 +11,9 @@ from pydantic_core import PydanticKnownError
 from tfp_bfl import data
 from tfp_bfl.data.loading import EMBEDDED, FEDERATIONS
 from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.files import Path, read_regular
 from tfp_bfl.files import name as name_of
 from tfp_bfl.files import name as path_name
-from tfp_bfl.files import read_regular
 
 # Of pydantic's types of errors: what a value of that option must be.
 _MUST_BE = {
@@ -193,7 +191,7 @@ def _keep_names(option: str, value: Any) -> None:
             name.tag = f"{_TAG}str"
 
 
-def read_yaml(file: str | pathlib.Path) -> dict[str, Any]:
+def read_yaml(file: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file."""
     text = read_regular(file, "config", MOST_BYTES)
     try:

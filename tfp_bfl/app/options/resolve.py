@@ -8,23 +8,16 @@ values, from the same functions, so that the record of a run says what it comput
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.faces import Later
+from tfp_bfl.faces import keras
 from tfp_bfl.files.code import names_code
 from tfp_bfl.options.group import fields_of
 from tfp_bfl.options.methods import OWN, method_of
 from tfp_bfl.options.training_groups import Inference, RoundPosterior, Tempered
-
-if TYPE_CHECKING:
-    from tfp_bfl import keras
-    from tfp_bfl.algorithms import fixed_points
-    from tfp_bfl.training import inference
-else:
-    fixed_points, inference = Later("tfp_bfl.algorithms.fixed_points"), Later("tfp_bfl.training.inference")
 
 # Of labels that are numbers.
 LIKELIHOOD = "heteroscedastic"
@@ -52,15 +45,18 @@ def resolved(config: RunConfig, regression: bool, weights: str | None = None, ki
         return config
     values: dict[str, Any] = {}
     if config.has("optimizer"):
-        values["optimizer"] = config.optimizer or inference.default_optimizer(config.update_prior)
+        values["optimizer"] = config.optimizer or bfl.training.inference.default_optimizer(config.update_prior)
     if config.has("learning_rate"):
         values["learning_rate"] = config.rate()
     if config.has("schedule"):
         values["schedule"] = config.schedule_name()
     if config.has("inference"):
         settings = settings_of(config, regression)
-        values |= {**settings._asdict(), "noise": config.noise or inference.default_noise(settings.inference)}
-        values["rule"] = config.rule or fixed_points.default_rule(settings.inference)
+        values |= {
+            **settings._asdict(),
+            "noise": config.noise or bfl.training.inference.default_noise(settings.inference),
+        }
+        values["rule"] = config.rule or bfl.algorithms.fixed_points.default_rule(settings.inference)
         if names_code(values["rule"]):  # Its KL scaling depends on a value that only the algorithm sees.
             del values["kl"]
     elif config.has("temperature") and config.algorithm == "default" and regression:
@@ -71,10 +67,10 @@ def resolved(config: RunConfig, regression: bool, weights: str | None = None, ki
     return config.model_copy(update=values)
 
 
-def settings_of(config: RunConfig, regression: bool) -> inference.PosteriorSettings:
+def settings_of(config: RunConfig, regression: bool) -> bfl.training.inference.PosteriorSettings:
     """Return inference, temperature and KL scaling of an algorithm with Gaussian weights on clients."""
     rule = config.rule
-    return inference.settings_for(
+    return bfl.training.inference.settings_for(
         config.inference or method_of(config.algorithm).inference(config),
         config.temperature,
         config.kl,

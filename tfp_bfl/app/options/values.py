@@ -1,7 +1,5 @@
 """Types of options that are text, and that Python and YAML may give as lists: names, and the size of images."""
 
-from __future__ import annotations
-
 import csv
 from typing import Annotated, Any
 
