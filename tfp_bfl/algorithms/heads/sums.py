@@ -15,7 +15,7 @@ from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import check_count, check_number
 from tfp_bfl.layers import as_floats, sampling
 from tfp_bfl.models import as_model_fn
-from tfp_bfl.tensors import Array
+from tfp_bfl.posterior.kronecker import upper
 from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage, TrainingMetrics, assign_weights, split_head
 
 # Softmax temperatures of which clients send the loss of their held-back rows.
@@ -184,26 +184,6 @@ def _added(
     return sums._replace(
         features=features, gradient=gradient, fisher=fisher, losses=sums.losses + tf.concat([nll, number], 0)
     )
-
-
-def upper(matrix: tf.Tensor) -> tf.Tensor:
-    """Return the upper triangle of a symmetric matrix [F, F], row by row [F (F + 1) / 2]."""
-    return tf.boolean_mask(matrix, np.triu(np.ones(matrix.shape, bool)))
-
-
-def symmetric(triangle: Array, size: int) -> tf.Tensor:
-    """Return the symmetric matrix [F, F] of an upper triangle, the inverse of `upper`."""
-    places = np.zeros([size, size], np.int32)
-    places[np.triu_indices(size)] = np.arange(size * (size + 1) // 2)
-    return tf.gather(triangle, np.maximum(places, places.T))
-
-
-def eigh(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return eigenvalues and eigenvectors, of which the largest entry is positive: rounding does not flip signs."""
-    values, vectors = tf.linalg.eigh((matrix + tf.transpose(matrix)) / 2)
-    places = tf.argmax(tf.abs(vectors), 0, output_type=tf.int32)
-    largest = tf.gather_nd(vectors, tf.stack([places, tf.range(tf.shape(places)[0])], 1))
-    return tf.maximum(values, 0.0), vectors * tf.where(largest < 0, -tf.ones_like(largest), tf.ones_like(largest))
 
 
 def with_intercept(vectors: tf.Tensor, centre: tf.Tensor) -> tf.Tensor:
