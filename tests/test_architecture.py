@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "evaluation": {"data", "weights", "models", "posterior", "layers"},
     "export": {"data", "weights", "models", "posterior", "layers", "evaluation"},
     "plots": {"evaluation", "posterior"},
-    "models": {"weights", "layers", "posterior"},
+    "models": {"data", "weights", "layers", "posterior"},
     "weights": {"layers", "posterior"},
     "layers": {"posterior"},
     "posterior": set(),

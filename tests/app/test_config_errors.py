@@ -42,7 +42,7 @@ def test_kinds_that_an_algorithm_can_not_train_are_refused(algorithm):
         ({"rounds": "9" * 5000}, ", but must be a whole number."),
         ({"tensorboard": "perhaps"}, "tensorboard is 'perhaps', but must be true or false."),
         ({"learning_rate": []}, "learning_rate is [], but must be a number."),
-        ({"data_dir": "a\0b"}, r"data_dir is 'a\x00b', but must be at most 4096 printable characters"),
+        ({"data_dir": "a\0b"}, r"data_dir is 'a\x00b', but must be 1 to 4096 printable characters"),
         ({"cohort_size": "11"}, "cohort_size is 11"),
         ({"initial_stddev": "0.05", "min_stddev": "0.1"}, "initial_stddev must not be below min_stddev"),
         ({"weighting": "distance", "kind": "mc_dropout"}, "use kind 'flipout'"),
