@@ -121,7 +121,7 @@ def read_columns(
     """Return columns by the values that they hold, or in the form in which a model requires them.
 
     Args:
-      troubles: as of `read_cells`; also gets an entry if a cell has another form than its kind.
+      troubles, texts: as of `read_cells`; the first also gets an entry if a cell has another form than its kind.
       categorical: the columns that are categories, whatever they hold.
       date_unit: one of `DATE_UNITS`, in which dates become numbers; None where dates are refused.
       client: the column with the names of the clients, if one is known.
@@ -129,7 +129,6 @@ def read_columns(
       signs: column of these -> the sign that its numbers must have beside them, "" for none; columns that are not there
         may have any.
       among: other columns that are read as numbers: if one has commas that can only be decimal, all have.
-      texts: as of `read_cells`.
     """
     if date_unit is not None:
         lookup(DATE_UNITS, date_unit, "unit of dates")
