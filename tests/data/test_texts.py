@@ -15,6 +15,8 @@ from tfp_bfl.data.own import read_own
 from tfp_bfl.data.rows import read_encoded
 from tfp_bfl.data.texts import WIDTHS
 
+pytestmark = pytest.mark.cpu_seconds(30)  # for the runs
+
 with_wordllama = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("wordllama", "tokenizers"))),
     reason="pip install --no-deps wordllama tokenizers",

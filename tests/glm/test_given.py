@@ -11,6 +11,8 @@ from tests.kit import call, refusal
 from tfp_bfl import glm
 from tfp_bfl.glm.given import read_run
 
+pytestmark = pytest.mark.cpu_seconds(30)  # one run serves two tests
+
 RNG = np.random.default_rng(0)
 SIZES = [12, 20, 15, 30]
 FEATURES = RNG.normal(size=(sum(SIZES), 30)).astype(np.float32)
