@@ -24,7 +24,7 @@ MAY_IMPORT = {
     # The registry of the edges.
     "edges": EVERYTHING,
     # The edges, which the core imports by the registry alone.
-    "glm": {"app.one_run", "data", "evaluation", "plots", "__init__"},
+    "glm": {"app.one_run", "data", "evaluation", "plots", "weights", "__init__"},
     # The command line: `cli` and `doctor`.
     "app": {"__init__", "app.options", "app.one_run", "data", "edges", "engines.tff", "federated", "options"},
     "sites.edge": {"sites.deployment"},
@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "evaluation": {"data", "weights", "models", "posterior", "layers"},
     "export": {"data", "weights", "models", "posterior", "layers", "evaluation"},
     "plots": {"evaluation", "posterior"},
-    "models": {"weights", "layers", "posterior"},
+    "models": {"data", "weights", "layers", "posterior"},
     "weights": {"layers", "posterior"},
     "layers": {"posterior"},
     "posterior": set(),

@@ -4,10 +4,11 @@ import re
 
 import pytest
 
-from tfp_bfl.app.options.config import class_of, make_config
+from tests.kit import refusal
+from tfp_bfl.app.options.config import class_of, fields, make_config
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.options.group import extra
-from tfp_bfl.options.methods import ALGORITHMS, POINT
+from tfp_bfl.options.methods import ALGORITHMS, POINT, serves
 
 BEYOND = {"minimum": -1, "exclusiveMinimum": 0, "maximum": 1, "exclusiveMaximum": 0}
 
@@ -42,7 +43,8 @@ def test_kinds_that_an_algorithm_can_not_train_are_refused(algorithm):
         ({"rounds": "9" * 5000}, ", but must be a whole number."),
         ({"tensorboard": "perhaps"}, "tensorboard is 'perhaps', but must be true or false."),
         ({"learning_rate": []}, "learning_rate is [], but must be a number."),
-        ({"data_dir": "a\0b"}, r"data_dir is 'a\x00b', but must be at most 4096 printable characters"),
+        ({"data_dir": "a\0b"}, r"data_dir is 'a\x00b', but must be 1 to 4096 printable characters"),
+        ({"freeze": ""}, "freeze is '', but must be 1 to 4096 printable characters"),
         ({"cohort_size": "11"}, "cohort_size is 11"),
         ({"initial_stddev": "0.05", "min_stddev": "0.1"}, "initial_stddev must not be below min_stddev"),
         ({"weighting": "distance", "kind": "mc_dropout"}, "use kind 'flipout'"),
@@ -123,3 +125,18 @@ def test_bad_options(options, message):
     with pytest.raises(InvalidArgument, match=re.escape(message)) as caught:
         make_config(None, options)
     assert "\n" not in str(caught.value)
+
+
+def test_an_empty_value_is_no_option_left_out(capsys):
+    """On the command line, in files and from Python; an empty list of names is none."""
+    for name, field in fields().items():
+        if "str" in str(field.annotation) and serves(name, "variational"):
+            with pytest.raises(InvalidArgument, match=name):
+                make_config(None, {"algorithm": "variational", name: ""})
+    for arguments in (
+        ["run", "--freeze", ""],
+        ["glm", "t.csv", "--only="],
+        ["predict", "r", "x.csv", "--separator", ""],
+    ):
+        assert "is empty: give it a value, or leave it out." in refusal(capsys, *arguments)
+    assert make_config(None, {"freeze": []}).freeze is None

@@ -38,7 +38,8 @@ COMMON = {
     "width": 8, "normalization": "batch", "precision": "bfloat16", "num_samples": 7,
     "evaluation_precision": "bfloat16", "evaluate_every": 2, "evaluation_examples": 50, "checkpoint_every": 2,
     "keep_checkpoints": 2, "seed": 1, "engine": "compiled", "data_dir": "/nowhere", "tensorboard": True,
-    "output": "elsewhere", "freeze": "dense", "image_size": "8,8", "backbone": "net.keras",
+    "output": "elsewhere", "freeze": "dense", "text_features": "wordllama", "image_size": "8,8",
+    "backbone": "net.keras",
 }  # fmt: skip
 
 

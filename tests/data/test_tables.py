@@ -263,7 +263,7 @@ def test_all_troubles_of_a_table_in_one_sentence(tmp_path):
         "'name' holds 60 texts, such as 'n0' in row 1",
         "'nothing' has no value",
         "'date' holds dates, such as '2024-04-11' in row 1",
-        ": leave columns out with --drop, correct the cell, give --categorical for categories, or give --date-unit",
+        ": leave columns out with --drop, correct the cell, give --categorical for categories, give --date-unit",
         "give --date-unit years (or months, weeks, days) to count them",
     ):
         assert part in message

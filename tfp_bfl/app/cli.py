@@ -306,6 +306,9 @@ def run_command_line(arguments: Sequence[str]) -> int:
     handler = RichHandler(console=console, show_path=False) if console.is_terminal else logging.StreamHandler()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    empty = [a for a, b in zip(arguments, [*arguments[1:], "-"]) if a[:2] == "--" and (not b or a[-1] == "=")]
+    if empty:
+        return _fail(f"{empty[0].rstrip('=')} is empty: give it a value, or leave it out.", 2)
     try:
         status = cli.main(list(arguments), prog_name="tfp-bfl", standalone_mode=False)
     except (InvalidArgument, MissingDependency) as error:

@@ -19,7 +19,8 @@ from tfp_bfl.data.columns import Columns, Troubles
 from tfp_bfl.data.encoding import Feature, Raw
 from tfp_bfl.data.messages import ColumnMessage, describe_column
 from tfp_bfl.data.names import check_spelling, natural
-from tfp_bfl.data.statistics import Column, pooled_column
+from tfp_bfl.data.statistics import Column, column_of, pooled_column
+from tfp_bfl.data.texts import TEXT
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 # A level is rare in fewer rows than this, and in less than this share of the rows.
@@ -126,7 +127,7 @@ def fit_encoding(raw: Raw, owners: np.ndarray | None = None) -> tuple[tuple[Feat
     """
     parts = [slice(None)] if owners is None else [owners == x for x in dict.fromkeys(owners.tolist())]
     messages = lambda x: [describe_column(x._replace(values=x.values[part])) for part in parts]
-    fitted = [fit_column(x, messages(x), raw.unit) for x in raw.columns]
+    fitted = [fit_column(x, [] if x.kind == TEXT else messages(x), raw.unit) for x in raw.columns]
     return tuple(feature for feature, _ in fitted), tuple(column for _, own in fitted for column in own)
 
 
@@ -135,8 +136,11 @@ def fit_column(
 ) -> tuple[Feature, tuple[Column, ...]]:
     """Return how a column becomes columns of the model, and their means and standard deviations.
 
-    Of `cells` name, kind, declared levels and sign are used; `unit` is of dates.
+    Of `cells` name, kind, declared levels and sign are used, of texts the features; `unit` is of dates.
     """
+    if cells.kind == TEXT:  # Of all rows, which equals what clients' own are pooled to.
+        feature = Feature(cells.name, TEXT, unit=cells.sign)
+        return feature, tuple(column_of(name, x) for name, x in zip(feature.columns, cells.values.T))
     rows, count = sum(m.rows for m in messages), sum(m.filled for m in messages)
     if not count:
         raise InvalidArgument(f"The column {shown(cells.name)} has no value in training rows: leave it out by --drop.")

@@ -15,6 +15,7 @@ from tfp_bfl.data.columns import Columns, Decoded, Troubles
 from tfp_bfl.data.names import note_spellings
 from tfp_bfl.data.numerals import doubts
 from tfp_bfl.data.statistics import within_bounds
+from tfp_bfl.data.texts import TEXT, WIDTHS, TextColumns, text_features
 from tfp_bfl.errors import lookup, shown
 from tfp_bfl.faces import compute, pyarrow, types
 
@@ -62,8 +63,8 @@ class Numbering(NamedTuple):
 class Cells(NamedTuple):
     """A column of a table.
 
-    The kind is "number", "truth" (numbers 0 and 1), "date" (numbers), "category" or "ordinal" (text), and "empty" for a
-    column of one site without a value.
+    The kind is "number", "truth" (numbers 0 and 1), "date" (numbers), "category" or "ordinal" (text), "text" (features
+    of texts, float32 [N, F], 0 for an empty cell), and "empty" for a column of one site without a value.
     """
 
     name: str
@@ -71,7 +72,7 @@ class Cells(NamedTuple):
     values: np.ndarray  # Numbers float64 [N], NaN for an empty cell; or text, object [N], "" for an empty cell.
     levels: tuple[str, ...] = ()  # Of ordinal cells, in their order; () otherwise.
     is_whole: bool = False  # The numbers have an integer type.
-    sign: str = ""  # Beside all numbers in the table, such as "%"; "" for none.
+    sign: str = ""  # Beside all numbers in the table, such as "%"; "" for none. The backbone of texts.
     numbering: Numbering | None = None  # `numbered` of the column in one site's table, which may be divided since.
 
     @property
@@ -83,6 +84,8 @@ class Cells(NamedTuple):
         """Return the column with typing errors limited (`statistics.within_bounds`), and sentences on its values."""
         if self.kind in TEXT_KINDS:
             return self, note_spellings(self.values.tolist(), self.name)
+        if self.kind == TEXT:
+            return self, []
         values, notes = within_bounds(self.values, self.name, limit)
         return self._replace(values=values), notes
 
@@ -113,11 +116,12 @@ def read_columns(
     kinds: Mapping[str, str] = {},
     signs: Mapping[str, str] = {},
     among: Collection[str] = (),
+    texts: TextColumns | None = None,
 ) -> list[Cells]:
     """Return columns by the values that they hold, or in the form in which a model requires them.
 
     Args:
-      troubles: as of `read_cells`; also gets an entry if a cell has another form than its kind.
+      troubles, texts: as of `read_cells`; the first also gets an entry if a cell has another form than its kind.
       categorical: the columns that are categories, whatever they hold.
       date_unit: one of `DATE_UNITS`, in which dates become numbers; None where dates are refused.
       client: the column with the names of the clients, if one is known.
@@ -137,7 +141,7 @@ def read_columns(
         column = table[name]
         if name in kinds:
             read.append(_read_as(column, kinds[name], troubles, date_unit, commas, signs.get(name)))
-        elif cells := read_cells(column, troubles, name in categorical, date_unit, commas):
+        elif cells := read_cells(column, troubles, name in categorical, date_unit, commas, texts):
             read.append(cells)
         # Text with repeated values, as a client column has.
         elif column.is_text and MOST_LEVELS < len(column.values.unique()) <= len(column.empty) / 2:
@@ -148,7 +152,12 @@ def read_columns(
 
 
 def read_cells(
-    column: Decoded, troubles: Troubles, is_category: bool = False, date_unit: str | None = None, commas: str = ""
+    column: Decoded,
+    troubles: Troubles,
+    is_category: bool = False,
+    date_unit: str | None = None,
+    commas: str = "",
+    texts: TextColumns | None = None,
 ) -> Cells | None:
     """Return a column by the values that it holds; None if something is wrong with it.
 
@@ -161,6 +170,7 @@ def read_cells(
         column of numbers; numbers that are not finite.
       is_category, date_unit: as of `read_columns`.
       commas: a column of its table with commas that can only be decimal; "" for none.
+      texts: the columns that become features of texts; None where there can't be any.
     """
     name, values = column.name, column.values
     if types.is_nested(values.type):
@@ -169,6 +179,8 @@ def read_cells(
     if column.empty.all():
         troubles.add(name, "has no value")
         return None
+    if texts and name in texts.names:
+        return _texts(column, texts.backbone, troubles)
     if is_category or column.has_codes:
         cells = Cells(name, "ordinal" if column.order else "category", column.categories, column.order)
         return _few(cells, troubles, is_category)
@@ -187,6 +199,10 @@ def read_cells(
         if bad.any() and not found.ambiguous and not numerals.wrong:
             troubles.advise("correct the cell", "give --categorical for categories")
         return _numbers(column, troubles, commas)
+    if texts is not None and len(column.text.drop_null().unique()) > MOST_LEVELS and not texts.names:
+        if texts.backbone:
+            return _texts(column, texts.backbone, troubles)
+        troubles.advise("give --text-features wordllama for texts")
     return _few(Cells(name, "category", column.categories), troubles)
 
 
@@ -196,6 +212,8 @@ def _read_as(
     if kind in TEXT_KINDS:
         return Cells(column.name, kind, column.categories)
     nothing = blank(column.name, len(column.empty), kind)
+    if kind == TEXT:
+        return _texts(column, str(sign), troubles, is_new=False) or nothing
     if column.empty.all():
         return nothing
     if kind != "date":
@@ -206,6 +224,19 @@ def _read_as(
         with contextlib.suppress(pyarrow.ArrowInvalid):  # `_dates` says which cell.
             plain = plain.cast(pyarrow.timestamp("us"))
     return _dates(plain, column.name, troubles, date_unit) or nothing
+
+
+def _texts(column: Decoded, backbone: str, troubles: Troubles, is_new: bool = True) -> Cells | None:
+    """Return the features of texts, 0 of empty cells; None of numbers, and of numbers as text where no model has it."""
+    filled = ~column.empty
+    if filled.any() and (not column.is_text or (is_new and column.numerals.match().good[filled].all())):
+        example = shown(str(column.values[int(np.argmax(filled))].as_py()))
+        troubles.add(column.name, f"holds {example}, which is no text", "leave it out of --text-features")
+        return None
+    if is_new:
+        troubles.notes.append(f"{shown(column.name)} is read as texts: {WIDTHS[backbone]} features of {backbone}.")
+    texts = column.text.fill_null("").to_pylist() if column.is_text else [""] * len(filled)
+    return Cells(column.name, TEXT, text_features(backbone)(texts), sign=backbone)
 
 
 def check_full(empty: np.ndarray, name: str, troubles: Troubles) -> None:

@@ -4,6 +4,7 @@ number, truth, date   the number; an empty cell becomes the mean m of the filled
 category              0 or 1 for each level, and for all rare levels together; an empty cell becomes their shares
 factor                0 or 1 for each level but the first, the reference (linear models)
 ordinal               0 or 1 for each level but the first: is the cell at least that level?
+text                  the features of texts (`texts`), 0 for an empty cell
 missing               0 or 1 for a column with empty cells in training: is the cell empty?
 """
 
@@ -16,6 +17,7 @@ from pydantic import AfterValidator, Field, TypeAdapter
 from tfp_bfl.data.cells import TEXT_KINDS, Cells, blank, read_columns
 from tfp_bfl.data.columns import Columns, Troubles
 from tfp_bfl.data.statistics import Column
+from tfp_bfl.data.texts import TEXT, WIDTHS
 from tfp_bfl.errors import shown
 
 # Of a record, before anything is read from it.
@@ -30,7 +32,7 @@ def _printable(text: str) -> str:
 
 Printable = Annotated[str, Field(strict=True), AfterValidator(_printable)]
 _Text = Annotated[str, Field(strict=True, pattern=r"^[^\x00]*$")]
-_Kind = Annotated[str, Field(strict=True, pattern="^(number|truth|date|category|ordinal)$")]
+_Kind = Annotated[str, Field(strict=True, pattern="^(number|truth|date|category|ordinal|text)$")]
 _Flag = Annotated[bool, Field(strict=True)]
 
 
@@ -43,7 +45,7 @@ class Feature(NamedTuple):
       levels: of text, in order; rare ones are left out.
       has_rare: whether rare levels have a column.
       has_missing: whether empty cells have a column.
-      unit: of dates, or the sign beside numbers (`Cells.sign`); None of other columns.
+      unit: of dates, or `Cells.sign` of numbers and texts; None of other columns.
     """
 
     name: Printable
@@ -56,17 +58,19 @@ class Feature(NamedTuple):
     @property
     def is_text(self) -> bool:
         """Whether the cells are text."""
-        return self.kind in TEXT_KINDS
+        return self.kind in (*TEXT_KINDS, TEXT)
 
     @property
     def sign(self) -> str:
-        """The sign beside numbers; "" for none."""
-        return self.unit or "" if self.kind in ("number", "truth") else ""
+        """The sign beside numbers, or the backbone of texts; "" for none."""
+        return self.unit or "" if self.kind in ("number", "truth", TEXT) else ""
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns of the model."""
-        if not self.is_text:
+        if self.kind == TEXT:
+            names = [f"{self.name}[{self.unit} {j + 1}]" for j in range(WIDTHS[self.sign])]
+        elif not self.is_text:
             names = [self.name]
         else:
             form = "{}[>={}]" if self.kind == "ordinal" else "{}[{}]"
@@ -99,7 +103,10 @@ _FEATURES = TypeAdapter(Annotated[tuple[Feature, ...], Field(max_length=_MOST_FE
 
 def parse_features(given: object) -> tuple[Feature, ...]:
     """Return the features of a record, a list of `Feature._asdict()`; ValueError if it is none."""
-    return _FEATURES.validate_python(given)
+    features = _FEATURES.validate_python(given)
+    if any(x.kind == TEXT and (x.unit not in WIDTHS or x.has_missing) for x in features):
+        raise ValueError(given)
+    return features
 
 
 class Raw:
@@ -138,14 +145,14 @@ def encode(raw: Raw, features: Sequence[Feature], columns: Sequence[Column]) -> 
     blocks = []
     for cells, feature in zip(raw.columns, features):
         empty = cells.empty
-        if feature.is_text:
+        if feature.kind in TEXT_KINDS:
             places = {level: place for place, level in enumerate(feature.levels)}
             numbers = np.array([places.get(x, len(places)) for x in cells.values.tolist()], int)
             block = feature.codes[numbers]
             block[empty] = np.nan
             empty = empty if feature.has_rare else numbers == len(places)
         else:
-            block = cells.values[:, np.newaxis]
+            block = cells.values.reshape(len(empty), -1)
         blocks += [block, empty[:, np.newaxis]] if feature.has_missing else [block]
     whole = np.concatenate(blocks, 1).astype(np.float64)
     return np.where(np.isnan(whole), [column.mean for column in columns], whole)
@@ -162,7 +169,7 @@ def unknown_levels(raw: Raw, features: Sequence[Feature]) -> list[str]:
     sentences = []
     for cells, feature in zip(raw.columns, features):
         name, empty = shown(feature.name), int(cells.empty.sum())
-        if feature.is_text:
+        if feature.kind in TEXT_KINDS:
             known = {*feature.levels, ""}
             new = [x for x in cells.values.tolist() if x not in known]
             if new:

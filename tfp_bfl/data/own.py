@@ -35,6 +35,7 @@ from tfp_bfl.data.sizes import Size, at_size, parse_size
 from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
 from tfp_bfl.data.statistics import Column, column_of
 from tfp_bfl.data.tables import TABLES, is_table, read_table
+from tfp_bfl.data.texts import parse_text_columns
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import Path
 from tfp_bfl.files.arrays import read_arrays
@@ -80,10 +81,7 @@ def is_own(name: str) -> bool:
 
 
 def kind_of(value: object) -> str | None:
-    """Return what data in memory are: "Source", "Clients", "arrays", or the type of a table, such as "DataFrame".
-
-    Returns None for anything else, such as a path.
-    """
+    """Return what data in memory are: "Source", "Clients", "arrays", or the type of a table; None for others."""
     if isinstance(value, (Source, Clients)) or is_table(value):
         return type(value).__name__
     return ARRAYS if isinstance(value, (tuple, list, Mapping)) else None
@@ -117,6 +115,7 @@ def read_own(
     categorical: Sequence[str] = (),
     date_unit: str | None = None,
     image_size: str | Sequence[int] | None = None,
+    text_features: str | None = None,
 ) -> OwnData:
     """Read your own dataset, from files or from memory.
 
@@ -149,6 +148,7 @@ def read_own(
       categorical: columns of a table that are categories, whatever they hold.
       date_unit: "days", "weeks", "months" or "years", in which dates are counted; None where dates are refused.
       image_size: (height, width) or "224,224", to which images are resized bilinearly with antialiasing.
+      text_features: "wordllama[:COLUMN,COLUMN]", for features of texts (`models.text_features`); None refuses texts.
 
     Raises:
       InvalidArgument: there is no such file, column or array, a column can't be used (dates, mixed text and numbers,
@@ -156,7 +156,7 @@ def read_own(
         same.
     """
     lookup(TASKS, task, "task")
-    size = parse_size(image_size)
+    size, texts = parse_size(image_size), parse_text_columns(text_features)
     if isinstance(path, (Source, Clients)):
         return _of_source(path, client, test, task).at_size(size)
     kind = kind_of(path)
@@ -164,13 +164,13 @@ def read_own(
         raise InvalidArgument("One of dataset and test_data is in memory, the other a path: give both in one form.")
     drop, only, categorical = as_names(drop), as_names(only), as_names(categorical)
     label, client = canonical(label), None if client is None else canonical(client)
-    reading = Reading(label, client, task == "regression", drop, separator, only, categorical, date_unit, size)
+    reading = Reading(label, client, task == "regression", drop, separator, only, categorical, date_unit, texts, size)
     parts, target = _split(path, reading, test)
     first, second = _standardised(NAME if kind else pathlib.Path(path).stem, *parts, target=target)
     notes = parts[0].notes
     if first.encoding:
-        texts, gaps = sum(x.is_text for x in first.encoding), sum(x.has_missing for x in first.encoding)
-        before = f"{len(first.encoding)} columns of the table ({texts} of text, {gaps} with empty cells)"
+        of_text, gaps = sum(x.is_text for x in first.encoding), sum(x.has_missing for x in first.encoding)
+        before = f"{len(first.encoding)} columns of the table ({of_text} of text, {gaps} with empty cells)"
         notes = (*notes, f"{before} become {len(first.columns)} columns of numbers.")
     return OwnData(first, second, first.clients, first.client_names, notes).at_size(size)
 

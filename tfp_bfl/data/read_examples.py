@@ -14,6 +14,7 @@ from tfp_bfl.data.names import as_text, client_names, is_nothing, note_spellings
 from tfp_bfl.data.sizes import Size
 from tfp_bfl.data.statistics import within_bounds
 from tfp_bfl.data.tables import as_table, is_table
+from tfp_bfl.data.texts import NO_TEXTS, TextColumns
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 # Of the columns of a table that errors list.
@@ -49,6 +50,7 @@ class Reading(NamedTuple):
     only: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
     date_unit: str | None = None
+    text_features: TextColumns | None = None  # Columns that become features of texts.
     image_size: Size | None = None  # To which the images of a folder are resized.
     # The features of a test set, in order and in the form of the training set; () for a training set.
     columns: tuple[Feature, ...] = ()
@@ -151,6 +153,7 @@ def _chosen(table: Columns, where: str, reading: Reading, client: str | None) ->
         advice = f"name the column with the labels by {prefix}label; its columns are {_names(table)}"
         raise InvalidArgument(f"The table {where} has no column 'label': {advice}.")
     of_sites = {} if reading.is_part else {"only": reading.only, "categorical": reading.categorical}
+    of_sites |= {"text-features": reading.text_features.names} if reading.text_features else {}
     given = {"label": [label], "client-column": [] if client is None else [client], **of_sites}
     for option, name in ((option, name) for option, names in given.items() for name in names):
         lookup(there, name, "column", f"in {where} for {prefix}{option}")
@@ -174,7 +177,8 @@ def _raw(table: Columns, columns: Sequence[str], reading: Reading, troubles: Tro
     fixed = [x for x in reading.columns if x.kind != BLANK]
     kinds, signs = {x.name: x.kind for x in fixed}, {x.name: x.sign for x in fixed}
     unit = reading.date_unit
-    read = read_columns(table, filled, troubles, reading.categorical, unit, reading.client, kinds, signs)
+    how = reading.categorical, unit, reading.client, kinds, signs, ()
+    read = read_columns(table, filled, troubles, *how, reading.text_features or (None if reading.is_part else NO_TEXTS))
     if not reading.is_part:
         return Raw(read, unit)
     found = {name: blank(name, table.num_rows) for name in columns}
@@ -195,7 +199,7 @@ def _names(table: Columns) -> str:
 
 def check_no_table(reading: Reading, where: str) -> None:
     """Raise InvalidArgument if options of tables are given for other data, of the name `where`."""
-    for name in ("drop", "separator", "only", "categorical", "date_unit"):
+    for name in ("drop", "separator", "only", "categorical", "date_unit", "text_features"):
         if getattr(reading, name):
             raise InvalidArgument(f"{name} belongs to tables, and {where} is none: leave it out.")
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfp_bfl.data import EMPTY, Feature
 from tfp_bfl.data.names import CATEGORY_RULES, compositions
+from tfp_bfl.data.texts import TEXT
 
 # The function and the signature that accept them.
 NAME = "predict_rows"
@@ -24,8 +25,11 @@ def inputs_of(features: Sequence[Feature]) -> dict[str, tf.TensorSpec]:
     """Return the inputs of a signature for rows, by the name of the column.
 
     The name of an input has the letters and digits of the column's name, and "_" for other characters. It begins with a
-    letter, "column_" if need be, and a number is added where two names would be the same.
+    letter, "column_" if need be, and a number is added where two names would be the same. There are no inputs if a
+    column holds texts, of which no graph computes features.
     """
+    if any(feature.kind == TEXT for feature in features):
+        return {}
     specs: dict[str, tf.TensorSpec] = {}
     used = {"num_samples", "seed"}
     for feature in features:

@@ -137,7 +137,7 @@ def make_functions(
         return predict(encode(rows), num_samples, seed)
 
     module = tf.Module()
-    if features:
+    if rows_of_tables.inputs_of(features):
         encode = rows_of_tables.encoder(features, columns)
         setattr(module, rows_of_tables.NAME, tf.function(predict_rows, autograph=False))
     module.weights = [*model.variables, *(backbone.variables if backbone else ())]
@@ -202,10 +202,10 @@ def _portable(model: keras.Model) -> Iterator[None]:
 def make_signatures(module: tf.Module, shape: tuple[int, ...], features: Sequence[Feature] = ()) -> dict[str, Any]:
     """Return the serving signatures of a module of `make_functions`, for examples of this shape and these features."""
     signatures = {}
-    if features:
+    if rows := rows_of_tables.inputs_of(features):
         numbers = [tf.TensorSpec([], NUMBERS[number], number) for number in INPUTS["predict"]]
         function = getattr(module, rows_of_tables.NAME)
-        signatures[rows_of_tables.NAME] = function.get_concrete_function(rows_of_tables.inputs_of(features), *numbers)
+        signatures[rows_of_tables.NAME] = function.get_concrete_function(rows, *numbers)
     for name in INPUTS:
         numbers = [tf.TensorSpec([], NUMBERS[number], number) for number in INPUTS[name]]
         function = getattr(module, name)

@@ -72,10 +72,10 @@ def save_tflite(model_or_run: Source, path: Path, num_samples: int = 20, seed: i
         for name in ("mean", "predict")
         for suffix, dtype in image_types(shape).items()
     }
-    if features := features_of(known):
+    if inputs := rows.inputs_of(features := features_of(known)):
         encode = rows.encoder(features, columns_of(known), has_rules=False)
         fixed.predict_rows = tf.function(lambda columns: fixed.predict(encode(columns)))
-        signatures[rows.NAME] = fixed.predict_rows.get_concrete_function(rows.inputs_of(features))
+        signatures[rows.NAME] = fixed.predict_rows.get_concrete_function(inputs)
     with tempfile.TemporaryDirectory() as draft:
         with quiet("tensorflow"), space(draft, writes=True):
             tf.saved_model.save(fixed, draft, signatures=signatures)

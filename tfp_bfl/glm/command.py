@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 from collections.abc import Callable
@@ -52,43 +53,53 @@ _OPTIONS = {
     "second_order": ("", "Mean and covariance to second order, for few events."),
     "level": ("SHARE", "Probability of intervals."),
 }
+# Coefficients that are printed; all are in coefficients.csv.
+_MOST_PRINTED = 20
 DEFAULTS: dict[str, Any] = {"family": "gaussian", "missing": "drop", "level": 0.95}
 
 
-def model_options(function: Callable[..., None]) -> Callable[..., None]:
+def model_options(function: Callable[..., None], needs_outcome: bool = True) -> Callable[..., None]:
     """Give a command the options of a linear model."""
     for name, (metavar, words) in reversed(_OPTIONS.items()):
         kind: dict[str, Any] = {"metavar": metavar, "type": float if metavar in ("NUMBER", "SHARE") else str}
         kind |= {"default": DEFAULTS[name], "show_default": True} if name in DEFAULTS else {}
         kind = kind if metavar else {"is_flag": True}
         flag = f"--{name.replace('_', '-')}"
-        function = click.option(flag, required=name == "outcome", help=words, **kind)(function)
+        function = click.option(flag, required=needs_outcome and name == "outcome", help=words, **kind)(function)
     return function
 
 
 @click.command("glm", epilog=EXAMPLES)
-@click.argument("table", metavar="TABLE")
-@model_options
+@click.argument("table", metavar="[TABLE]", required=False)
+@functools.partial(model_options, needs_outcome=False)
 @click.option("--client-column", metavar="COLUMN", help="Client of each row; all rows are one client if not given.")
 @click.option("--separator", metavar="TEXT", help="Separator of a .csv or .tsv file; that of the header if not given.")
 @click.option("--one-message", is_flag=True, help="Compare with the combination of the clients' own fits.")
 @click.option("--predict", metavar="TABLE", help="Rows to predict, of known and new clients; needs --output.")
 @click.option("--output", metavar="FOLDER", help="New folder for report.html, coefficients.csv and posterior.json.")
 @click.option(
-    "--features", metavar="NAME", help="Further columns: random:NUMBER or random:NUMBER:SEED; needs --random."
+    "--features",
+    metavar="NAME",
+    help="Further columns: random:NUMBER or random:NUMBER:SEED; or a run folder, for the inputs of its last layer.",
 )
 @click.option("--fitted-prior", is_flag=True, help="Prior by the marginal likelihood; needs --random.")
 @click.option(
     "--export", metavar="FOLDER", help="New folder for a SavedModel with the client as input; needs --random."
 )
 @click.option("--leave-out", metavar="CLIENTS", help="Clients of which --export holds no random effect.")
-def glm_model(table: str, family: str, output: str | None, **given: Any) -> None:
-    """Fit a generalised linear model to TABLE from sums of its clients; the result is that of all rows in one place."""
+def glm_model(table: str | None, family: str, output: str | None, **given: Any) -> None:
+    """Fit a generalised linear model to TABLE from sums of its clients; the result is that of all rows in one place.
+
+    TABLE is a .csv, .tsv or .parquet file, or an archive .npz with features, labels and clients. With --features RUN
+    the rows are those of the run.
+    """
     lookup(dict.fromkeys(FAMILIES), family, "family")
     if not 0 < check_number(given["level"], "--level") < 1:
         raise InvalidArgument(f"--level is {given['level']:g}, but must be above 0 and below 1, such as 0.95.")
     if output is not None:
         _check_output(output)
+    run = None if (given["features"] or "random:").startswith("random:") else given["features"]
+    given |= {"features": None} if run else {}
     _check_options(family, {**given, "output": output})
     if given["export"]:
         _check_output(given["export"], "--export")
@@ -100,8 +111,11 @@ def glm_model(table: str, family: str, output: str | None, **given: Any) -> None
 
     how: dict[str, Any] = {name: names_of(given[name]) for name in ("only", "drop", "categorical")}
     how |= {name: given[name] for name in ("missing", "separator", "date_unit")}
+    source: Any = _source(table, run, family, given)
+    if (given["random"] or given["one_message"]) and not given["client_column"]:
+        raise InvalidArgument("--random and --one-message compare clients: give --client-column.")
     read = design.read_design(
-        table,
+        source,
         design.Outcome(given["outcome"], family, given["event"], names_of(given["event_value"]), given["exposure"]),
         given["client_column"],
         **how,
@@ -120,7 +134,7 @@ def glm_model(table: str, family: str, output: str | None, **given: Any) -> None
     result: report.Result
     if given["random"]:
         # A given number is the prior of features too.
-        is_fitted = given["fitted_prior"] or (given["features"] and given["prior_stddev"] is None)
+        is_fitted = given["fitted_prior"] or ((run or given["features"]) and given["prior_stddev"] is None)
         more: dict[str, Any] = {"prior_stddev": "fitted"} if is_fitted else {}
         more |= {"features": given["features"], "random": names_of(given["random"])}
         result = glm.fit_hierarchical(read.clients, family, **{**options, **second, **more})
@@ -131,7 +145,11 @@ def glm_model(table: str, family: str, output: str | None, **given: Any) -> None
     further = [_one_message(read, family, bool(given["random"]), options)] if given["one_message"] else []
     for line in (report.headline(posterior), *notes):
         click.echo(line)
-    click.echo(report.given_rows(result, given["level"]))
+    coefficients = report.given_rows(result, given["level"])
+    click.echo(glm.Coefficients(coefficients[:_MOST_PRINTED]))
+    if (rest := len(coefficients) - _MOST_PRINTED) > 0:
+        where = f"{output}/coefficients.csv" if output else "coefficients.csv of --output"
+        click.echo(f"... and {rest:,} more in {where}.")
     for line in (*report.standard_deviations(result), *further):
         click.echo(line)
     if given["export"]:
@@ -150,6 +168,27 @@ def glm_model(table: str, family: str, output: str | None, **given: Any) -> None
                 click.echo(line)
         files = "report.html, coefficients.csv, posterior.json" + (" and predictions.csv" if rows else "")
         click.echo(f"{output} holds {files}.")
+
+
+def _source(table: str | None, run: str | None, family: str, given: dict[str, Any]) -> Any:
+    """Return the path of a table, or the table of an archive or a run, with the names of its columns in `given`."""
+    if run and not os.path.isfile(os.path.join(run, "config.yaml")):
+        must = "must be random:NUMBER, such as random:40, or the folder of a run"
+        raise InvalidArgument(f"features is {path_name(run)}, but {must}.")
+    if (table is None) == (run is None):
+        raise InvalidArgument("Give TABLE, or --features RUN without TABLE, which takes the rows of the run.")
+    is_archive = str(table).lower().endswith(".npz")
+    if run is None and not is_archive:
+        if given["outcome"] is None:
+            raise InvalidArgument("--outcome is missing: name the column with the outcome.")
+        return table
+    from tfp_bfl.glm.given import CLIENT, OUTCOME, read_archive, read_run
+
+    source = read_archive(str(table)) if run is None else read_run(run, family)
+    given["outcome"] = given["outcome"] or OUTCOME
+    if CLIENT in source.column_names:
+        given["client_column"] = given["client_column"] or CLIENT
+    return source
 
 
 def _check_output(output: str, option: str = "--output") -> None:
@@ -174,8 +213,6 @@ def _check_options(family: str, given: dict[str, Any]) -> None:
         raise InvalidArgument("--fitted-prior and --prior-stddev exclude each other: give one of them.")
     if given["leave_out"] and not given["export"]:
         raise InvalidArgument("--leave-out is for --export: give a new folder.")
-    if (given["random"] or given["one_message"]) and not given["client_column"]:
-        raise InvalidArgument("--random and --one-message compare clients: give --client-column.")
 
 
 def _one_message(read: Any, family: str, has_effects: bool, options: dict[str, Any]) -> str:

@@ -153,6 +153,7 @@ def fit_hierarchical(
     if num_given == 1 and (is_fitted or features is not None):
         raise InvalidArgument("There are no columns: features and a fitted prior need at least one.")
     if features is not None:
+        layout_of(federation, model)  # Features have no random effects.
         if isinstance(features, str):
             check_features(features)
             columns, messages = ask_columns(federation, family), 1

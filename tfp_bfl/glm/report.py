@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfp_bfl.data.names import canonical, client_names
-from tfp_bfl.data.tables import read_table
+from tfp_bfl.data.tables import as_table, read_table
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.tables import to_csv
@@ -20,6 +20,7 @@ from tfp_bfl.glm.checks import check_determined, misfit
 from tfp_bfl.glm.design import Design, encode
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.fitting import fit
+from tfp_bfl.glm.given import read_archive
 from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.newton import inverse, solve
 from tfp_bfl.glm.posterior import Coefficients, Posterior, as_text, mean_of, quantile
@@ -172,7 +173,10 @@ def read_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Read the client of each row of a table, "" for a new one [N], and features of a fit, NaN in gaps [N, p]."""
     text = [column.name for column in design.plan.columns if column.kind == CATEGORY]
-    table = read_table(path, separator, text=[name for name in (client_column, *text) if name])
+    if path.suffix.lower() == ".npz":
+        table = as_table(read_archive(path), path_name(path))
+    else:
+        table = read_table(path, separator, text=[name for name in (client_column, *text) if name])
     column, owners = canonical(client_column or ""), np.full(table.num_rows, "", object)
     if column in table.column_names:  # By the names of the fit.
         owners = table[column].spread(client_names(table[column].distinct[1], column)[0])

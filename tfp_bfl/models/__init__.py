@@ -6,13 +6,13 @@ A new model is one function of `architectures` and one entry in `MODELS`.
 from collections.abc import Callable
 
 from tfp_bfl import keras
+from tfp_bfl.data.texts import text_features
 from tfp_bfl.models.architectures import conv_net, density, lenet, linear, mlp, resnet20
 from tfp_bfl.models.backbones import features
 from tfp_bfl.models.blocks import KINDS, PRECISIONS
 from tfp_bfl.models.conversion import deterministic, in_bfloat16, kind_of, mc_dropout
 from tfp_bfl.models.keras_3 import copy_to_keras_3, from_keras_3
 from tfp_bfl.models.model_fn import as_model_fn
-from tfp_bfl.models.texts import text_features
 
 MODELS: dict[str, Callable[..., keras.Model]] = {
     builder.__name__: builder for builder in (lenet, resnet20, mlp, conv_net, linear)

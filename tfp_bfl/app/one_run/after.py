@@ -19,7 +19,6 @@ from tfp_bfl.app.one_run.records import MOST_SUMMARY_BYTES, config_with_code, in
 from tfp_bfl.app.options import resolve
 from tfp_bfl.app.options.afterwards import After
 from tfp_bfl.app.options.config import RunConfig
-from tfp_bfl.app.options.own_model import NO_CODE
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.faces import keras, tf
 from tfp_bfl.files import Path, name
@@ -59,7 +58,7 @@ def find_posterior(run: Path, output: Path, options: Any, code: Mapping[str, str
     data = datasets.load(config)
     config = datasets.with_clients(config, data)
     # Whatever trained it, the sums need no workers.
-    job = prepare(config.model_copy(update={"engine": None}), data, NO_CODE)
+    job = prepare(config.model_copy(update={"engine": None}), data)
     check_start(config, what, name(run), job.process)
     weights = final_weights(job.process, config, source)
     if tf.nest.flatten(weights.posterior):

@@ -63,6 +63,7 @@ def _load(config: RunConfig, given: GivenData | None) -> bfl.data.OwnData:
             categorical=names_in(config.categorical),
             date_unit=config.date_unit,
             image_size=size,
+            text_features=config.text_features,
         )
     train, test = (bfl.data.load(config.dataset, s, config.data_dir, size) for s in ("train", "test"))
     return bfl.data.OwnData(train, test, train.clients, train.client_names)

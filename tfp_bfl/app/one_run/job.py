@@ -11,7 +11,7 @@ import numpy as np
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build, client_scores, datasets, records
 from tfp_bfl.app.options.config import RunConfig
-from tfp_bfl.app.options.own_model import Code
+from tfp_bfl.app.options.own_model import NO_CODE, Code
 from tfp_bfl.app.options.resolve import POINT, of_gaussians, resolved, title
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import keras
@@ -117,7 +117,7 @@ class Job(NamedTuple):
 def prepare(
     config: RunConfig,
     user_data: bfl.data.OwnData | None,
-    code: Code,
+    code: Code = NO_CODE,
     keep: Callable[[bfl.data.Clients], bfl.data.Clients] = lambda clients: clients,
 ) -> Job:
     """Read the data of a run, and build its process; `keep` gives the clients with the examples that it may use."""

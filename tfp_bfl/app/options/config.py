@@ -66,6 +66,7 @@ class RunConfig(NoTruthAsNumber):
     drop: Names = option(None, "Columns of a table that are left out, separated by commas.")
     only: Names = option(None, "Columns of a table that are features, separated by commas; all by default.")
     categorical: Names = option(None, "Columns of numbers, or of many texts, that are categories.")
+    text_features: Name | None = option(None, "Features of columns of texts: wordllama, or wordllama:COLUMN,COLUMN.")
     date_unit: str | None = option(None, "Unit in which dates become numbers.", names=choices.DATE_UNITS)
     separator: str | None = option(
         None, "Separator of a .csv file's columns, such as ';' or tab; that of its header if not given."
@@ -221,10 +222,9 @@ class RunConfig(NoTruthAsNumber):
     @pydantic.model_validator(mode="after")
     def _parts_fit(self) -> "RunConfig":
         for name, value in self:
-            if isinstance(value, str) and not (value.isprintable() and len(value) <= MOST_LETTERS):
-                raise InvalidArgument(
-                    f"{name} is {shown(value)}, but must be at most {MOST_LETTERS} printable characters."
-                )
+            if isinstance(value, str) and not (value.isprintable() and 0 < len(value) <= MOST_LETTERS):
+                must = f"must be 1 to {MOST_LETTERS} printable characters"
+                raise InvalidArgument(f"{name} is {shown(value)}, but {must}.")
             if isinstance(value, float):
                 check_range(value, name)
         for name, field in type(self).model_fields.items():

@@ -31,10 +31,9 @@ _MUST_BE = {
     "dict": "a mapping of names to values",
 }
 
-# Options of user-supplied data.
-OF_DATA = ("label", "client_column", "task", "test_data", "drop", "only", "categorical", "date_unit", "separator")
-# Options of tables that hold at all sites of a federation alike.
+# Options of tables that hold at all sites of a federation alike, and of all user-supplied data.
 OF_TABLES = ("drop", "only", "categorical", "date_unit")
+OF_DATA = ("label", "client_column", "task", "test_data", *OF_TABLES, "separator", "text_features")
 # Options of runs with all data in one place: a site describes its data in its own file, and answers for itself.
 OF_ONE_PLACE = (
     *("dataset", "data_dir", *(name for name in OF_DATA if name not in OF_TABLES), "partition", "clients"),
@@ -58,6 +57,7 @@ _OF_FILES = {
     "categorical": "give the column the type category",
     "date_unit": "give the column as numbers",
     "separator": _LEAVE_OUT,
+    "text_features": "give the array that bfl.models.text_features computes",
 }
 
 

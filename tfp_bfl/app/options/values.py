@@ -20,7 +20,7 @@ def _name(value: Any) -> Any:
 
 
 def _names(value: Any) -> Any:
-    return _name(to_csv([value]).rstrip("\n") if isinstance(value, (list, tuple)) else value)
+    return _name((to_csv([value]).rstrip("\n") or None) if isinstance(value, (list, tuple)) else value)
 
 
 def _size(value: Any) -> str | None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from tfp_bfl.data.names import as_names
 from tfp_bfl.errors import InvalidArgument, MissingDependency, lookup, shown
 from tfp_bfl.files import name as name_of
 from tfp_bfl.files import read_regular
 from tfp_bfl.files.packages import file_of_package
 
 TextFeatures = Callable[[Sequence[str]], np.ndarray]
+# The kind of a column of texts, and the number of features of each backbone.
+TEXT = "text"
+WIDTHS = {"wordllama": 256}
 _MOST_BYTES = 2**26
 # Files of the package, and the SHA-256 sums that they must have.
 _VECTORS = (
@@ -24,6 +30,26 @@ _TOKENIZER = (
     "tokenizers/l2_supercat_tokenizer_config.json",
     "93248f2a9ec36c7b35f700a033d5f36228aae48db61aee31007fa49062cdeb68",
 )
+
+
+class TextColumns(NamedTuple):
+    """The backbone of columns of texts, and their names; () for all that hold too many texts for categories."""
+
+    backbone: str
+    names: tuple[str, ...] = ()
+
+
+# Of a table that could have columns of texts, as an error then says.
+NO_TEXTS = TextColumns("")
+
+
+def parse_text_columns(text: str | None) -> TextColumns | None:
+    """Return what "BACKBONE" or "BACKBONE:COLUMN,COLUMN" names."""
+    if text is None:
+        return None
+    backbone, _, names = text.partition(":")
+    lookup(WIDTHS, backbone, "backbone of texts", "for text_features")
+    return TextColumns(backbone, as_names(next(csv.reader([names]), [])))
 
 
 def text_features(backbone: str = "wordllama") -> TextFeatures:
@@ -71,7 +97,7 @@ def _wordllama() -> TextFeatures:
 
 
 def _read(file: str, sha256: str) -> bytes:
-    path = file_of_package("wordllama", file, "The backbone wordllama", "--no-deps ")
+    path = file_of_package("wordllama", file, "The backbone wordllama", "--no-deps tokenizers ")
     content = read_regular(path, "file of the backbone", _MOST_BYTES)
     if hashlib.sha256(content).hexdigest() != sha256:
         raise InvalidArgument(
