@@ -48,21 +48,16 @@ def shared_curvature(basis: Basis, fisher: tf.Tensor) -> tuple[tf.Tensor, tf.Ten
     return vectors, basis.values[:, tf.newaxis] * values
 
 
-def fitted_precision(curvatures: tf.Tensor, pull: tf.Tensor) -> tf.Tensor:
+def fitted_precision(curvatures: tf.Tensor, slopes: tf.Tensor) -> tf.Tensor:
     """Return the prior precision a with the largest marginal likelihood of a quadratic log likelihood.
 
-    sum h / (h + a) = a sum V^2,   V = b / (h + a)
-
-    Args:
-      curvatures: h.
-      pull: b, the slope of the log likelihood at 0, of the same shape.
+    sum h / (h + a) = a sum V^2,   V = b / (h + a),   with its curvatures h and slopes b at 0
     """
     low, high = (tf.constant(x, tf.float64) for x in (-18.0, 18.0))
     for _ in range(60):
         middle = (low + high) / 2
-        a = tf.exp(middle)
-        total = curvatures + a
-        above = tf.reduce_sum(curvatures / total) > a * tf.reduce_sum(tf.square(pull / total))
+        total = curvatures + tf.exp(middle)
+        above = tf.reduce_sum(curvatures / total) > tf.exp(middle) * tf.reduce_sum(tf.square(slopes / total))
         low, high = tf.where(above, middle, low), tf.where(above, high, middle)
     return tf.exp((low + high) / 2)
 
@@ -77,8 +72,7 @@ class Search(NamedTuple):
       points, slopes: differences of earlier V and gradients from the best ones of their round [M, F + 1, C].
       fisher: sum of the Fisher information at `best` [C, C].
       precision: a = 1 / t^2 of the prior.
-      distance: length of the Newton step from `best` in posterior standard deviations, root mean square over the
-        weights.
+      distance: of `best` by a Newton step, in posterior standard deviations (root mean square over the weights).
     """
 
     basis: Basis
@@ -95,10 +89,9 @@ class Search(NamedTuple):
 def empty(width: int, num_classes: int) -> Search:
     """Return a search before the first round, for weights [F + 1, C]."""
     zeros = lambda *shape: tf.zeros(shape, tf.float64)
-    v, memory = zeros(width, num_classes), zeros(_MEMORY, width, num_classes)
-    one = tf.ones([], tf.float64)
-    basis = Basis(zeros(width, width), zeros(width))
-    return Search(basis, v, v, v, memory, memory, zeros(num_classes, num_classes), one, one)
+    v, memory, one = zeros(width, num_classes), zeros(_MEMORY, width, num_classes), tf.ones([], tf.float64)
+    fisher = zeros(num_classes, num_classes)
+    return Search(Basis(zeros(width, width), zeros(width)), v, v, v, memory, memory, fisher, one, one)
 
 
 def begin(search: Search, sums: ClassSums, stddev: float | None) -> Search:
@@ -141,16 +134,14 @@ def _moved(search: Search, accelerates: tf.Tensor, stddev: float | None, damping
     """Return the search after a step from its best weights; the prior precision is fitted unless `stddev` is given."""
     columns, curvatures = shared_curvature(search.basis, search.fisher)
     best, slope = search.best @ columns, search.slope @ columns
-    if stddev is None:
-        a = fitted_precision(curvatures, curvatures * best - slope)
-    else:
-        a = tf.constant(stddev**-2.0, tf.float64)
+    fit = lambda: fitted_precision(curvatures, curvatures * best - slope)
+    a = fit() if stddev is None else tf.constant(stddev**-2.0, tf.float64)
     slope, scale = slope + a * best, damping * curvatures + a
     points = search.points @ columns
     slopes = search.slopes @ columns + a * points
     lengths = tf.sqrt(tf.reduce_sum(tf.square(slopes) / scale, [1, 2]))
     normed = tf.math.divide_no_nan(slopes, lengths[:, tf.newaxis, tf.newaxis])
-    # Rounding alone: without it rounds that have not been leave a singular matrix.
+    # The zeros before the first differences would make the matrix singular.
     products = tf.einsum("mfc,nfc->mn", normed / scale, normed) + 1e-10 * tf.eye(_MEMORY, dtype=tf.float64)
     along = tf.linalg.solve(products, tf.einsum("mfc,fc->m", normed / scale, slope)[:, tf.newaxis])[:, 0]
     c = tf.math.divide_no_nan(along, lengths)

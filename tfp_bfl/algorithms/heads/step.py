@@ -25,6 +25,7 @@ from tfp_bfl.weights import ModelWeights
 
 # Newton step of softmax in posterior standard deviations, root mean square over the weights.
 LARGEST_STEP = 0.1
+_GAMMA = "draws from a gamma distribution, as the head gaussian makes"
 
 
 class HeadState(NamedTuple):
@@ -100,12 +101,7 @@ def head(settings: HeadSettings, scale: float = 1.0) -> ServerStep[HeadSums]:
         send=lambda state, weights: state.message,
         takes=total_of(HEAD_SUMS),
         name=f"{settings.head} head",
-        needs=Needs(
-            notice=notice,
-            not_compiled="draws from a gamma distribution, as the head gaussian makes"
-            if settings.head == "gaussian"
-            else "",
-        ),
+        needs=Needs(notice=notice, not_compiled=_GAMMA if settings.head == "gaussian" else ""),
     )
 
 
