@@ -119,6 +119,7 @@ class Needs(NamedTuple):
       keeps_sent: a client's memory must be what it sent, which a compressor would change.
       checks: each raises InvalidArgument for clients (`data.ClientData`) with other examples than the work's own, and
         returns a warning that a run of these clients reports, or None.
+      not_compiled: what XLA lacks of it, as a noun phrase, for which the engine compiled refuses it; "" for nothing.
       notice: (a step's state, the server's weights) -> a warning about the result in one sentence, after the last
         round; None for none.
     """
@@ -131,6 +132,7 @@ class Needs(NamedTuple):
     is_private: bool = False
     keeps_sent: bool = True
     checks: tuple[Callable[[ClientData], str | None], ...] = ()
+    not_compiled: str = ""
     notice: Callable[[Any, ModelWeights], str | None] = lambda state, weights: None
 
 

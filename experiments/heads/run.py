@@ -6,6 +6,8 @@ of another dataset. The first half of the test rows tunes FedAvg and its tempera
 
 from __future__ import annotations
 
+import itertools
+import math
 import pathlib
 import time
 from typing import Any
@@ -16,8 +18,9 @@ from scipy.special import log_softmax, softmax
 from sklearn.metrics import roc_auc_score
 
 import tfp_bfl as bfl
-from experiments.heads.config import CLASSES_PER_CLIENT, CLIENTS, EVERY, FEDAVG, NUM_SAMPLES
+from experiments.heads.config import CLASSES_PER_CLIENT, CLIENTS, DIFFERENCES, EVERY, FEDAVG, NUM_SAMPLES
 from experiments.records import keep_records, read_records
+from experiments.tables import less, mean_and_sd, write
 
 HERE = pathlib.Path(__file__).parent
 TEMPERATURES = np.exp(np.linspace(-3, 3, 121))
@@ -34,32 +37,64 @@ def scores_of(model: Any, data: Data) -> dict[str, float]:
     return {**scores, **{f"ood_{name}": float(auroc(name)) for name in ("entropy", "mutual_information")}}
 
 
-def head(data: Data, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the scores of a head of the library, of clients with two classes each, of all rows, or of each client."""
-    data = dict(data)
+def federation(data: Data, options: dict[str, Any]) -> tuple[Any, Data]:
+    """Return clients with two classes each, and the data with projected features where the cell has them."""
     if number := options.get("projected"):
         matrix = np.random.default_rng(0).normal(size=(data["xtr"].shape[1], number)) / np.sqrt(number)
-        data |= {name: np.float32(data[name] @ matrix) for name in ("xtr", "x", "xood")}
-    width = data["xtr"].shape[1]
+        data = data | {name: np.float32(data[name] @ matrix) for name in ("xtr", "x", "xood")}
     source = bfl.data.Source("features", "train", data["xtr"], data["ytr"], tuple(map(str, range(10))))
-    clients = source.partition(bfl.data.label_skew(CLIENTS, CLASSES_PER_CLIENT), seed=options["seed"])
-    if options.get("pooled"):
-        clients = bfl.data.Clients(source, [np.arange(len(data["ytr"]))])
+    return source.partition(bfl.data.label_skew(CLIENTS, CLASSES_PER_CLIENT), seed=options["seed"]), data
 
-    def fitted(of: Any) -> Any:
-        network = bfl.models.linear("deterministic", input_shape=(width,), num_classes=10)
-        process = bfl.algorithms.head(network, head=options["head"], element_spec=of.element_spec)
-        return bfl.simulate(process, of, options["rounds"], engine="local")
 
-    if options.get("alone"):
-        each = [bfl.data.Clients(source, [rows]) for rows in clients.indices]
-        found = [scores_of(fitted(client).model, data) for client in each[:3]]
-        return {name: float(np.mean([x[name] for x in found])) for name in found[0]}
-    result = fitted(clients)
-    bytes_up = 8 * (width * (width + 1) / 2 + 10 * width + 10)
-    if options["head"] == "softmax":
-        bytes_up += 8 * (options["rounds"] - 1) * ((width + 1) * 10 + 100)
-    return {**scores_of(result.model, data), "mb_up": bytes_up / 2**20}
+def simulated(clients: Any, head: str, rounds: int, held_back: float = 0.1, **monitor: Any) -> Any:
+    """Run a head on features."""
+    network = bfl.models.linear("deterministic", input_shape=clients.element_spec.features.shape[1:], num_classes=10)
+    process = bfl.algorithms.head(network, head=head, held_back=held_back, element_spec=clients.element_spec)
+    return bfl.simulate(process, clients, rounds, engine="local", **monitor)
+
+
+def head(data: Data, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the scores of a head of the library by its number of rounds."""
+    clients, data = federation(data, options)
+    rounds, found, number = options["rounds"], dict[str, Any](), itertools.count(1)
+    width = data["xtr"].shape[1]
+    step = math.gcd(*rounds)
+
+    def score(model: Any) -> dict[str, float]:
+        if (k := step * next(number)) in rounds:
+            later = (k - 1) * ((width + 1) * 10 + 100) if options["head"] == "softmax" else 62
+            mb_up = 8 * (width * (width + 1) / 2 + 10 * width + 10 + later) / 2**20
+            found[f"rounds={k}"] = {**scores_of(model, data), "mb_up": mb_up}
+        return {}
+
+    simulated(clients, options["head"], max(rounds), evaluate=score, evaluate_every=step)
+    return found
+
+
+def alone(data: Data, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the mean scores of heads of one client each."""
+    clients, data = federation(data, options)
+    each = [bfl.data.Clients(clients.source, [rows]) for rows in clients.indices]
+    found = [scores_of(simulated(x, options["head"], max(options["rounds"])).model, data) for x in each]
+    return {"rounds=2": {name: float(np.mean([x[name] for x in found])) for name in found[0]} | {"mb_up": 0.0}}
+
+
+def pooled(data: Data, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the largest difference of the weights to the head of all rows in one place, relative to the largest."""
+    clients, _ = federation(data, options)
+    whole = bfl.data.Clients(clients.source, [np.arange(len(data["ytr"]))])
+    rounds = 6 if options["head"] == "softmax" else 1
+    both = [simulated(x, options["head"], rounds, held_back=0.0).state.weights.point for x in (clients, whole)]
+    largest = [float(np.max(np.abs(a - b)) / np.max(np.abs(b))) for a, b in zip(*both)]
+    return {"relative_difference": max(largest)}
+
+
+def frequencies(data: Data, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the scores of the class frequencies of the training rows."""
+    p = np.bincount(data["ytr"], minlength=10) / len(data["ytr"])
+    nll = -np.log(p)[data["y"]].mean()
+    scores = {"accuracy": np.mean(data["y"] == p.argmax()), "test_nll": nll, "mb_up": 0.0}
+    return {"rounds=1": {name: float(x) for name, x in scores.items()}}
 
 
 def fed_avg(data: Data, options: dict[str, Any]) -> dict[str, Any]:
@@ -108,23 +143,59 @@ def fitted_scores(val: np.ndarray, test: np.ndarray, other: np.ndarray, data: Da
     }
 
 
+def rows_of(records: dict[str, Any], score: str) -> dict[tuple[str, int], dict[int, float]]:
+    """Return (row, rounds) -> seed -> a score; seed 0 for cells without one."""
+    found: dict[tuple[str, int], dict[int, float]] = {}
+    for name, record in records.items():
+        for rounds, scores in record["scores"].items():
+            if score in (scores if isinstance(scores, dict) else ()):
+                key = name.split(", seed=")[0], int(rounds.split("=")[1])
+                found.setdefault(key, {})[record["options"].get("seed", 0)] = scores[score]
+    return found
+
+
+def tables(records: dict[str, Any]) -> tuple[list[list[str]], list[list[str]]]:
+    """Return the table of scores, as mean and standard deviation over seeds, and that of paired differences."""
+    names = {"accuracy": "accuracy", "test_nll": "NLL", "ece": "ECE", "ood_entropy": "AUROC, entropy"}
+    names |= {"ood_mutual_information": "AUROC, mutual information"}
+    scores = {name: rows_of(records, name) for name in [*names, "mb_up"]}
+    first = [["row", "messages", "seeds", *names.values(), "MB up per client"]]
+    for key in sorted(scores["test_nll"]):
+        cells = [
+            mean_and_sd([*scores[x][key].values()], 3 if x != "test_nll" else 4) if key in scores[x] else ""
+            for x in names
+        ]
+        mb = next(iter(scores["mb_up"][key].values()))
+        first.append([key[0], str(key[1]), str(len(scores["test_nll"][key])), *cells, f"{mb:.1f}"])
+    second = [["first", "second", "NLL", "accuracy"]]
+    for one, other in (pair for pair in DIFFERENCES if scores["test_nll"].keys() >= set(pair)):
+        cells = [less(scores[x].get(one, {}), scores[x].get(other, {})) for x in ("test_nll", "accuracy")]
+        second.append([f"{one[0]}, {one[1]} messages", f"{other[0]}, {other[1]} messages", *cells])
+    return first, second
+
+
 @click.command()
 @click.argument("features", type=click.Path(exists=True, path_type=pathlib.Path))
 @click.option("--only", default="", help="Part of the names of the cells to run.")
 def main(features: pathlib.Path, only: str) -> None:
-    """Run the cells that have no record, and print all."""
+    """Run the cells that have no record, and write the tables."""
     arrays = np.load(features)
     half = len(arrays["yte"]) // 2
     data = {"xtr": np.float32(arrays["xtr"]), "ytr": np.int32(arrays["ytr"]), "xood": np.float32(arrays["xood"])}
     data |= {"xval": np.float32(arrays["xte"][:half]), "yval": arrays["yte"][:half]}
     data |= {"x": np.float32(arrays["xte"][half:]), "y": np.int32(arrays["yte"][half:])}
+    kinds = {"fed_avg": fed_avg, "frequencies": frequencies}
     for name, options in EVERY.items():
         if only in name and name not in read_records(HERE / "results"):
             started = time.perf_counter()
-            scores = fed_avg(data, options) if options["head"] == "fed_avg" else head(data, options)
+            run = pooled if options.get("pooled") else alone if options.get("alone") else head
+            scores = kinds.get(options["head"], run)(data, options)
             record = {"scores": scores, "seconds": time.perf_counter() - started}
             keep_records(HERE / "results", {name: record}, EVERY)
             click.echo(f"{name}: {scores}")
+    records = keep_records(HERE / "results", {}, EVERY)
+    for rows, name in zip(tables(records), ("scores", "differences")):
+        write(rows, HERE / "results" / name)
 
 
 if __name__ == "__main__":

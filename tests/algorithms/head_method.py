@@ -7,14 +7,14 @@ from tfp_bfl import algorithms
 from tfp_bfl.algorithms.heads import softmax
 from tfp_bfl.algorithms.heads.classes import NUM_DRAWS
 from tfp_bfl.algorithms.heads.posterior import HeadSettings, fit, fit_softmax, sent
-from tfp_bfl.algorithms.heads.step import HeadState, Search
+from tfp_bfl.algorithms.heads.step import HeadState
 from tfp_bfl.algorithms.heads.sums import HeadMessage, head_sums
 
 from .method import ALIKE, SEED, Method, fold, mlp
 
 
 def head(name):
-    """The head of the sums over the clients, and of softmax the weights 0 of its first round."""
+    """The head of the sums over the clients, and of softmax the first step from weights 0."""
     model_fn, settings = mlp("deterministic"), HeadSettings(name)
     options = {"batch_size": 8, "held_back": 0.2}
 
@@ -23,25 +23,21 @@ def head(name):
         parts = [tf.nest.map_structure(times(r), r.weights) for r in results]
         return tf.nest.map_structure(lambda *x: sum(x), *parts)
 
+    def search_of(total):
+        return softmax.begin(softmax.empty(*total.gradient.shape), total.features, None)
+
     def found_of(total, num_draws):
         if name != "softmax":
             return fit(total.features, settings, num_draws)
-        shape, precision = total.gradient.shape, np.float64(0.01 * total.features.counts.sum())
-        return fit_softmax(softmax.basis_of(total.features), np.zeros(shape), np.zeros((2, 2)), precision)
+        search = search_of(total)
+        return fit_softmax(search.basis, search.mode, search.fisher, search.precision)
 
     def pool(results, anchor):
         total = summed(results)
         found = found_of(total, 16)
-        state = HeadState(np.int32(1), total.features, np.zeros(62), ())
-        if name == "softmax":
-            zeros, one = np.zeros(total.gradient.shape), np.float64(1)
-            precision = np.float64(0.01 * total.features.counts.sum())
-            basis = softmax.basis_of(total.features)
-            search = Search(basis, zeros, zeros, one, precision, np.zeros((2, 2)), np.float64(0))
-            message = HeadMessage(zeros, np.zeros((16, *zeros.shape), np.float32))
-            state = state._replace(search=search, message=message)
-        else:
-            state = state._replace(message=HeadMessage(found.mean, sent(found.posterior, fold(0, -2))))
+        message = HeadMessage(found.mean, sent(found.posterior, fold(0, -2)))
+        search = search_of(total) if name == "softmax" else ()
+        state = HeadState(np.int32(1), total.features, np.zeros(62), message, search)
         mean = np.float32(found.mean)
         return state, anchor._replace(point=(*anchor.point[:-2], mean[:-1], mean[-1]))
 

@@ -112,7 +112,9 @@ class BayesianProcess:
 
     @functools.cached_property
     def compiled(self) -> CompiledEngine:
-        """The engine of this process that compiles whole rounds by XLA."""
+        """The engine of this process that compiles whole rounds by XLA; InvalidArgument if XLA lacks a part."""
+        if lacks := self.server_step.needs.not_compiled:
+            raise InvalidArgument(f"The engine compiled lacks {lacks}: use the engine local.")
         return CompiledEngine(self.round, self.shapes)
 
     @functools.cached_property

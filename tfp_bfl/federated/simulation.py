@@ -190,6 +190,7 @@ class _Simulation:
             self._warn(warning)
         self._saved, self._stopped = 0, False
         self._model: keras.Model | None = None
+        self._predicted: tuple[ServerState, ModelWeights] | None = None
 
     def engine(self) -> Any:
         """Return the context of the engine."""
@@ -308,8 +309,11 @@ class _Simulation:
         return {**row, **_plain(scores)}
 
     def _predictive(self, state: ServerState) -> ModelWeights:
-        weights = self._process.predictive_weights(state)
-        return self._draws.predictive(weights) if self._draws else weights
+        # The result is that of the last round's scores: a posterior may take as long as a round.
+        if self._predicted is None or self._predicted[0] is not state:
+            weights = self._process.predictive_weights(state)
+            self._predicted = state, self._draws.predictive(weights) if self._draws else weights
+        return self._predicted[1]
 
     def _built(self, weights: ModelWeights) -> keras.Model:
         self._model = self._model or self._process.model_fn()

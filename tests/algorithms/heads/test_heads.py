@@ -172,7 +172,7 @@ def objective(x, y, precision):
 def test_softmax_ends_at_the_mode():
     stddev, x = 0.7, np.float64(np.float32(FEATURES))
     _, found = run(
-        "softmax", Clients(SOURCE, [np.arange(50), np.arange(50, 120)]), 120, held_back=0.0, prior_stddev=stddev
+        "softmax", Clients(SOURCE, [np.arange(50), np.arange(50, 120)]), 20, held_back=0.0, prior_stddev=stddev
     )
     wanted = optimize.minimize(
         objective(x, LABELS, stddev**-2), np.zeros((SIZE + 1) * CLASSES), jac=True, tol=1e-12, method="L-BFGS-B"
@@ -183,7 +183,46 @@ def test_softmax_ends_at_the_mode():
     assert float(found.state.step.search.distance) < 1e-4 and not found.warnings
 
 
-def test_softmax_states_a_long_last_step():
+def softmax_sums(at, basis):
+    """The gradient and the Fisher information of all examples at weights V of a basis."""
+    x = np.c_[FEATURES, np.ones(120)]
+    p = special.softmax(x @ (basis.vectors @ at), axis=1)
+    return x.T @ (p - np.eye(CLASSES)[LABELS]), np.diag(p.sum(0)) - p.T @ p
+
+
+def test_the_first_step_of_softmax_is_that_of_Newton_from_zero():
+    search = softmax.begin(softmax.empty(SIZE + 1, CLASSES), sums_of(FEATURES, LABELS), 0.7)
+    gradient, fisher = softmax_sums(np.zeros((SIZE + 1, CLASSES)), search.basis)
+    np.testing.assert_allclose(search.fisher, fisher, atol=1e-10)
+    np.testing.assert_allclose(search.slope, tf.transpose(search.basis.vectors) @ gradient, atol=1e-9)
+    hessian = np.kron(np.diag(search.basis.values), fisher / 120) + 0.7**-2 * np.eye((SIZE + 1) * CLASSES)
+    np.testing.assert_allclose(np.ravel(search.mode), -np.linalg.solve(hessian, np.ravel(search.slope)), atol=1e-8)
+
+
+def test_a_step_of_softmax_that_goes_wrong_is_taken_back():
+    search = softmax.begin(softmax.empty(SIZE + 1, CLASSES), sums_of(FEATURES, LABELS), 0.7)
+    far = search._replace(mode=search.mode + 100.0)
+    back = softmax.advance(far, *softmax_sums(far.mode, far.basis), 0.7)
+    bound = np.asarray(search.basis.values)[:, np.newaxis] / 2 + 0.7**-2
+    np.testing.assert_allclose(back.best, search.best)
+    np.testing.assert_allclose(back.mode, -search.slope / bound, atol=1e-10)
+
+
+def test_softmax_ends_at_the_maximum_of_the_marginal_likelihood_of_its_prior():
+    search = softmax.begin(softmax.empty(SIZE + 1, CLASSES), sums_of(FEATURES, LABELS), None)
+    for _ in range(60):
+        search = softmax.advance(search, *softmax_sums(search.mode, search.basis), None)
+    _, curvatures = softmax.shared_curvature(search.basis, search.fisher)
+    effective = np.sum(curvatures / (curvatures + search.precision))
+    np.testing.assert_allclose(effective, search.precision * np.sum(np.square(search.mode)), rtol=1e-6)
+    wanted = optimize.minimize(
+        objective(FEATURES, LABELS, float(search.precision)), np.zeros((SIZE + 1) * CLASSES), jac=True, tol=1e-12
+    ).x.reshape(-1, CLASSES)
+    kernel = wanted[:-1] / FEATURES.std(0)[:, np.newaxis]
+    np.testing.assert_allclose((search.basis.vectors @ search.mode)[:-1], kernel, atol=1e-5)
+
+
+def test_softmax_states_that_it_is_far_from_the_mode():
     _, found = run("softmax", Clients(SOURCE, [np.arange(120)]), 2)
     assert "run more rounds, each with all clients" in found.warnings[0]
 
@@ -297,3 +336,16 @@ def test_posterior_is_calibrated_under_its_prior(head):
         )
     for each in np.transpose(ranks):
         assert stats.chisquare(np.bincount(each, minlength=20)).pvalue > 1e-4
+
+
+def test_the_engine_compiled_refuses_the_gaussian_head_before_work_and_has_the_same_softmax():
+    clients = Clients(SOURCE, [np.arange(50), np.arange(50, 120)])
+    process = lambda head: algorithms.head(
+        models.linear("deterministic", input_shape=(SIZE,), num_classes=CLASSES),
+        head=head,
+        element_spec=clients.element_spec,
+    )
+    with pytest.raises(InvalidArgument, match="The engine compiled lacks draws from a gamma distribution"):
+        federated.simulate(process("gaussian"), clients, 2, engine="compiled")
+    found, wanted = (federated.simulate(process("softmax"), clients, 3, engine=x).state for x in ("compiled", "local"))
+    np.testing.assert_allclose(found.weights.point[0], wanted.weights.point[0], rtol=1e-4)

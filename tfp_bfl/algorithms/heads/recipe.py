@@ -36,8 +36,8 @@ def head(
       model_fn: of a model that ends with a dense layer; the layers below are frozen.
       head: "gaussian": classes are Gaussians with a shared covariance and a normal-inverse-Wishart prior
         (`heads.classes`). "ridge": Bayesian ridge regression on one-hot labels, with a matrix-normal posterior
-        (`heads.ridge`). "softmax": the mode of softmax regression by steps of Boehning's bound with Nesterov's
-        momentum, and Laplace's approximation with a shared curvature (`heads.softmax`).
+        (`heads.ridge`). "softmax": the mode of softmax regression by steps of a shared curvature with Anderson's
+        acceleration, and Laplace's approximation with this curvature (`heads.softmax`).
       softmax_temperature: by which logits are divided; None for that of the held-back rows, under a prior at 1.
       prior_stddev: t of the prior of the weights, of "softmax" on standardised features; None for the maximum of the
         marginal likelihood.

@@ -1,4 +1,4 @@
-"""Softmax regression on features: steps of Boehning's bound to the mode, and a shared curvature there."""
+"""Softmax regression on features: steps to the mode by a shared curvature, and Laplace's approximation there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_bfl.algorithms.heads.sums import ClassSums, with_intercept
+from tfp_bfl.algorithms.laplace.evidence import fitted_precision
 from tfp_bfl.posterior.kronecker import eigh, symmetric
+
+# Earlier gradients that a step combines, and the factor of the curvature in a step.
+_MEMORY, _DAMPING = 5, 1.5
 
 
 class Basis(NamedTuple):
@@ -35,19 +39,6 @@ def basis_of(sums: ClassSums) -> Basis:
     return Basis(with_intercept(vectors * scale[:, tf.newaxis], centre), tf.concat([values, [number]], 0))
 
 
-def descend(basis: Basis, at: tf.Tensor, gradient: tf.Tensor, prior_precision: tf.Tensor) -> tf.Tensor:
-    """Return weights V [F + 1, C] of the basis after a step of the bound from `at`.
-
-    V <- at - (g / 2 + a)^-1 (B^T gradient + a at)
-
-    The Hessian of the negative log likelihood is at most (I - 11^T / C) / 2 (x) G, and so at most I / 2 (x) G.
-
-    Source: Boehning 1992, "Multinomial logistic regression algorithm".
-    """
-    slope = tf.matmul(basis.vectors, gradient, transpose_a=True) + prior_precision * at
-    return at - slope / (basis.values / 2 + prior_precision)[:, tf.newaxis]
-
-
 def shared_curvature(basis: Basis, fisher: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return eigenvectors Q [C, C] and curvatures [F + 1, C] of G (x) S, S = Q diag(s) Q^T the mean Fisher information.
 
@@ -57,3 +48,95 @@ def shared_curvature(basis: Basis, fisher: tf.Tensor) -> tuple[tf.Tensor, tf.Ten
     """
     values, vectors = eigh(fisher / basis.values[-1])
     return vectors, basis.values[:, tf.newaxis] * values
+
+
+class Search(NamedTuple):
+    """The state of the search for the mode, over weights V [F + 1, C] of a `Basis`.
+
+    Fields:
+      basis: fixed by the sums of the first round.
+      mode: V after the last step, at which clients compute the next gradient.
+      best, slope: V with the shortest gradient so far, and the gradient of the negative log likelihood there.
+      points, slopes: differences of earlier V and gradients from the best ones of their round [M, F + 1, C].
+      fisher: sum of the Fisher information at `best` [C, C].
+      precision: a = 1 / t^2 of the prior.
+      distance: of `best` by a Newton step, in posterior standard deviations (root mean square over the weights).
+    """
+
+    basis: Basis
+    mode: Any
+    best: Any
+    slope: Any
+    points: Any
+    slopes: Any
+    fisher: Any
+    precision: Any
+    distance: Any
+
+
+def empty(width: int, num_classes: int) -> Search:
+    """Return a search before the first round, for weights [F + 1, C]."""
+    zeros = lambda *shape: tf.zeros(shape, tf.float64)
+    v, memory, one = zeros(width, num_classes), zeros(_MEMORY, width, num_classes), tf.ones([], tf.float64)
+    fisher = zeros(num_classes, num_classes)
+    return Search(Basis(zeros(width, width), zeros(width)), v, v, v, memory, memory, fisher, one, one)
+
+
+def begin(search: Search, sums: ClassSums, stddev: float | None) -> Search:
+    """Return the search after a step from V = 0, where the sums determine gradient and Hessian."""
+    basis, number, num_classes = basis_of(sums), tf.reduce_sum(sums.counts), sums.counts.shape[0]
+    rows = tf.concat([tf.transpose(sums.totals), sums.counts[tf.newaxis]], 0)
+    gradient = tf.reduce_sum(rows, 1, keepdims=True) / num_classes - rows
+    fisher = number * (tf.eye(num_classes, dtype=tf.float64) - 1 / num_classes) / num_classes
+    search = search._replace(basis=basis, slope=tf.matmul(basis.vectors, gradient, True), fisher=fisher)
+    return _moved(search, tf.constant(True), stddev, 1.0)
+
+
+def advance(search: Search, gradient: tf.Tensor, fisher: tf.Tensor, stddev: float | None) -> Search:
+    """Return the search after a step by the gradient of the negative log likelihood at its `mode` [F + 1, C].
+
+    V <- V_best - D^-1 (s - Y c) - X c,   D = 3/2 G (x) S + a,   c = argmin |D^-1/2 (s - Y c)|
+
+    with s the gradient of the negative log posterior at V_best and X, Y earlier differences of V and s: Anderson's
+    acceleration. S is the mean Fisher information. If the gradient at `mode` is not shorter than s in the norm of
+    (G / 2 + a)^-1, the step is that of Boehning's bound instead, G / 2 (x) I for the Hessian, which always shortens it.
+
+    Source: Walker and Ni 2011, "Anderson acceleration for fixed-point iterations"; Boehning 1992.
+    """
+    slope = tf.matmul(search.basis.vectors, gradient, transpose_a=True)
+    bound, a = search.basis.values[:, tf.newaxis] / 2 + search.precision, search.precision
+    length = lambda v, of: tf.reduce_sum(tf.square(of + a * v) / bound)
+    shorter = length(search.mode, slope) < length(search.best, search.slope)
+    add = lambda memory, difference: tf.concat([memory[1:], difference[tf.newaxis]], 0)
+    search = search._replace(
+        points=add(search.points, search.mode - search.best),
+        slopes=add(search.slopes, slope - search.slope),
+        best=tf.where(shorter, search.mode, search.best),
+        slope=tf.where(shorter, slope, search.slope),
+        fisher=tf.where(shorter, fisher, search.fisher),
+    )
+    return _moved(search, shorter, stddev, _DAMPING)
+
+
+def _moved(search: Search, accelerates: tf.Tensor, stddev: float | None, damping: float) -> Search:
+    """Return the search after a step from its best weights; the prior precision is fitted unless `stddev` is given."""
+    columns, curvatures = shared_curvature(search.basis, search.fisher)
+    best, slope = search.best @ columns, search.slope @ columns
+    at = lambda a: (curvatures * best - slope) / (curvatures + a)  # The mode of the quadratic model.
+    fit = lambda: fitted_precision(curvatures, lambda a: tf.reduce_sum(tf.square(at(a))))
+    a = fit() if stddev is None else tf.constant(stddev**-2.0, tf.float64)
+    slope, scale = slope + a * best, damping * curvatures + a
+    points = search.points @ columns
+    slopes = search.slopes @ columns + a * points
+    lengths = tf.sqrt(tf.reduce_sum(tf.square(slopes) / scale, [1, 2]))
+    normed = tf.math.divide_no_nan(slopes, lengths[:, tf.newaxis, tf.newaxis])
+    # The zeros before the first differences would make the matrix singular.
+    products = tf.einsum("mfc,nfc->mn", normed / scale, normed) + 1e-10 * tf.eye(_MEMORY, dtype=tf.float64)
+    along = tf.linalg.solve(products, tf.einsum("mfc,fc->m", normed / scale, slope)[:, tf.newaxis])[:, 0]
+    c = tf.math.divide_no_nan(along, lengths)
+    combine = lambda memory: tf.tensordot(c, memory, 1)
+    bound = search.basis.values[:, tf.newaxis] / 2 + a
+    step = tf.where(accelerates, (slope - combine(slopes)) / scale + combine(points), slope / bound)
+    distance = tf.sqrt(tf.reduce_mean(tf.square(slope) / (curvatures + a)))
+    mode = search.best - tf.matmul(step, columns, transpose_b=True)
+    return search._replace(mode=mode, precision=a, distance=distance)

@@ -18,39 +18,14 @@ from tfp_bfl.algorithms.heads.posterior import (
     fitted_temperature,
     sent,
 )
-from tfp_bfl.algorithms.heads.sums import TEMPERATURES, ClassSums, HeadMessage, HeadSums, first_message
-from tfp_bfl.algorithms.laplace.evidence import fitted_precision
+from tfp_bfl.algorithms.heads.sums import NUM_SENT, TEMPERATURES, ClassSums, HeadMessage, HeadSums, first_message
 from tfp_bfl.contracts import HEAD_SUMS, Needs, ServerStep, total_of
 from tfp_bfl.servers.pooled import check_point_weights
 from tfp_bfl.weights import ModelWeights
 
-# Remaining step of softmax in posterior standard deviations, root mean square over the weights.
+# Newton step of softmax in posterior standard deviations, root mean square over the weights.
 LARGEST_STEP = 0.1
-# The first prior precision of softmax by the number of examples: that of standardised features.
-_FIRST_PRECISION = 0.01
-# Steps before the prior is fitted.
-_STEPS_WITH_FIRST = 3
-
-
-class Search(NamedTuple):
-    """The state of the search for the mode of softmax regression.
-
-    Fields:
-      basis: of the weights V [F + 1, C] (`softmax.Basis`).
-      mode, ahead: V after the last step, and V from which the next one goes, by Nesterov's momentum.
-      momentum: Nesterov's t.
-      precision: 1 / t^2 of the prior.
-      fisher: sum of the Fisher information at the weights of the last step [C, C].
-      distance: length of the last step in posterior standard deviations, root mean square over the weights.
-    """
-
-    basis: softmax.Basis
-    mode: Any
-    ahead: Any
-    momentum: Any
-    precision: Any
-    fisher: Any
-    distance: Any
+_GAMMA = "draws from a gamma distribution, as the head gaussian makes"
 
 
 class HeadState(NamedTuple):
@@ -61,7 +36,7 @@ class HeadState(NamedTuple):
       features: of the first round.
       losses: of the held-back rows in the last round, by temperature, and their number [62].
       message: the next `HeadMessage`.
-      search: of "softmax"; () for other heads.
+      search: of "softmax" (`softmax.Search`); () for other heads.
     """
 
     rounds: Any
@@ -86,10 +61,7 @@ def head(settings: HeadSettings, scale: float = 1.0) -> ServerStep[HeadSums]:
         zeros = lambda *shape: tf.zeros(shape, tf.float64)
         features = ClassSums(zeros(classes), zeros(classes, width - 1), zeros(width * (width - 1) // 2))
         state = HeadState(tf.constant(0), features, zeros(len(TEMPERATURES) + 1), message)
-        if not iterates:
-            return state
-        basis, v, one = softmax.Basis(zeros(width, width), zeros(width)), zeros(width, classes), tf.ones([], tf.float64)
-        return state._replace(search=Search(basis, v, v, one, one, zeros(classes, classes), zeros()))
+        return state._replace(search=softmax.empty(width, classes)) if iterates else state
 
     def advance(
         state: HeadState, weights: ModelWeights, pooled: HeadSums, seed: tf.Tensor
@@ -100,8 +72,7 @@ def head(settings: HeadSettings, scale: float = 1.0) -> ServerStep[HeadSums]:
             lambda: _begun(settings, state, new, seed),
             lambda: _advanced(settings, state, new, seed),
         )
-        mean = state.search.basis.vectors @ state.search.mode if iterates else state.message.weights
-        mean = tf.cast(mean, tf.float32)
+        mean = tf.cast(state.message.weights, tf.float32)
         state = state._replace(rounds=state.rounds + 1)
         return state, weights._replace(point=(*weights.point[:-2], mean[:-1], mean[-1]))
 
@@ -115,9 +86,9 @@ def head(settings: HeadSettings, scale: float = 1.0) -> ServerStep[HeadSums]:
         del weights
         if iterates and int(state.rounds) and float(state.search.distance) > LARGEST_STEP:
             return (
-                f"The last step of the softmax head has {float(state.search.distance):.2g} posterior standard "
-                f"deviations (root mean square over the weights; at most {LARGEST_STEP:g} serve): run more rounds, "
-                "each with all clients."
+                f"The softmax head was {float(state.search.distance):.2g} posterior standard deviations from its mode "
+                f"before the last step (root mean square over the weights; at most {LARGEST_STEP:g} serve): run more "
+                "rounds, each with all clients."
             )
         if settings.temperature is None and int(state.rounds) < 2:
             return "The softmax temperature is 1: a second round fits it to rows that clients hold back."
@@ -130,20 +101,16 @@ def head(settings: HeadSettings, scale: float = 1.0) -> ServerStep[HeadSums]:
         send=lambda state, weights: state.message,
         takes=total_of(HEAD_SUMS),
         name=f"{settings.head} head",
-        needs=Needs(notice=notice),
+        needs=Needs(notice=notice, not_compiled=_GAMMA if settings.head == "gaussian" else ""),
     )
 
 
 def _begun(settings: HeadSettings, state: HeadState, new: HeadSums, seed: tf.Tensor) -> HeadState:
-    """Return the state with the sums of the first round: the head itself, or the basis of softmax at weights 0."""
+    """Return the state with the sums of the first round, and the head or the first step of softmax."""
     state = state._replace(features=new.features)
-    if settings.head != "softmax":
-        return state._replace(message=_message_of(fit(new.features, settings), seed))
-    precision = _FIRST_PRECISION * tf.reduce_sum(new.features.counts)
-    if settings.stddev is not None:
-        precision = tf.constant(settings.stddev**-2.0, tf.float64)
-    search = state.search._replace(basis=softmax.basis_of(new.features), precision=precision)
-    return state._replace(search=search, message=HeadMessage(*map(tf.zeros_like, state.message)))
+    if settings.head == "softmax":
+        state = state._replace(search=softmax.begin(state.search, new.features, settings.stddev))
+    return _with_message(state, settings, seed)
 
 
 def _advanced(settings: HeadSettings, state: HeadState, new: HeadSums, seed: tf.Tensor) -> HeadState:
@@ -151,49 +118,21 @@ def _advanced(settings: HeadSettings, state: HeadState, new: HeadSums, seed: tf.
     state = state._replace(losses=new.losses)
     if settings.head != "softmax":
         return state
-    search = state.search
-    if settings.stddev is None:
-        _, curvatures = softmax.shared_curvature(search.basis, new.fisher)
-        precision = fitted_precision(curvatures, tf.reduce_sum(tf.square(search.ahead)))
-        search = search._replace(precision=tf.where(state.rounds > _STEPS_WITH_FIRST, precision, search.precision))
-    search = _stepped(search, new)
-    found = fit_softmax(search.basis, search.mode, search.fisher, search.precision)
-    message = HeadMessage(search.basis.vectors @ search.ahead, sent(found.posterior, seed))
-    return state._replace(search=search, message=message)
+    search = softmax.advance(state.search, new.gradient, new.fisher, settings.stddev)
+    return _with_message(state._replace(search=search), settings, seed)
 
 
-def _stepped(search: Search, new: HeadSums) -> Search:
-    """Return the search after a step of Boehning's bound with Nesterov's momentum."""
-    basis, ahead, precision = search.basis, search.ahead, search.precision
-    mode = softmax.descend(basis, ahead, new.gradient, precision)
-    moved, back = mode - search.mode, ahead - mode
-    # A step against the momentum starts it anew (O'Donoghue and Candes 2015, arXiv:1204.3982).
-    turns = tf.reduce_sum(back * (basis.values / 2 + precision)[:, tf.newaxis] * moved) > 0
-    momentum = tf.where(turns, tf.ones_like(search.momentum), search.momentum)
-    following = (1 + tf.sqrt(1 + 4 * tf.square(momentum))) / 2
-    columns, curvatures = softmax.shared_curvature(basis, new.fisher)
-    lengths = tf.square(back @ columns) * (curvatures + precision)
-    return Search(
-        basis,
-        mode,
-        mode + (momentum - 1) / following * moved,
-        following,
-        precision,
-        new.fisher,
-        tf.sqrt(tf.reduce_mean(lengths)),
-    )
+def _with_message(state: HeadState, settings: HeadSettings, seed: tf.Tensor) -> HeadState:
+    found = fitted(state, settings, NUM_SENT)
+    return state._replace(message=HeadMessage(found.mean, sent(found.posterior, seed)))
 
 
-def _message_of(found: Fitted, seed: tf.Tensor) -> HeadMessage:
-    return HeadMessage(found.mean, sent(found.posterior, seed))
-
-
-def fitted(state: HeadState, settings: HeadSettings) -> Fitted:
-    """Return the head of a state, outside any graph."""
+def fitted(state: HeadState, settings: HeadSettings, num_draws: int = NUM_DRAWS) -> Fitted:
+    """Return the head of a state."""
     if settings.head == "softmax":
         search = state.search
         return fit_softmax(search.basis, search.mode, search.fisher, search.precision)
-    return fit(state.features, settings, NUM_DRAWS)
+    return fit(state.features, settings, num_draws)
 
 
 def temperature_of(state: HeadState, settings: HeadSettings) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -15,16 +16,19 @@ _BISECTIONS = 60
 _GRIDS, _POINTS = 5, 65
 
 
-def fitted_precision(eigenvalues: tf.Tensor, square: Scalar) -> tf.Tensor:
+def fitted_precision(eigenvalues: tf.Tensor, square: Scalar | Callable[[tf.Tensor], Scalar]) -> tf.Tensor:
     """Return the prior precision a at which sum_d h_d / (h_d + a) = a ||w||^2, for eigenvalues h and a square ||w||^2.
 
     It is the maximum of Laplace's approximation of the marginal likelihood, (sum_d log(a / (h_d + a)) - a ||w||^2) / 2.
+
+    Args:
+      square: ||w||^2, or a function of a: the mode of a quadratic log likelihood moves with the prior.
     """
     low, high = (tf.constant(x, tf.float64) for x in _BOUNDS)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         a = tf.exp(middle)
-        above = tf.reduce_sum(eigenvalues / (eigenvalues + a)) > a * square
+        above = tf.reduce_sum(eigenvalues / (eigenvalues + a)) > a * (square(a) if callable(square) else square)
         low, high = tf.where(above, middle, low), tf.where(above, high, middle)
     return tf.exp((low + high) / 2)
 
