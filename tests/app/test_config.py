@@ -56,7 +56,7 @@ SPECIAL = {
     "augmentation": "crop_and_flip:1", "class_weight": "balanced", "inference": "backprop", "kl": "client",
     "learning_rate": 0.07, "learning_rate_decay": 0.1, "noise": "flipout", "optimizer": "adam", "prior_stddev": 0.3,
     "potential_curvature": 50.0, "privacy_delta": 1e-6, "step_size": 1e-5, "rule": "conflation",
-    "schedule": "exponential", "learner": "hessian_free_maml", "variance_bits": 8,
+    "schedule": "exponential", "learner": "hessian_free_maml", "sum_bits": 12, "variance_bits": 8,
 }  # fmt: skip
 
 

@@ -122,6 +122,7 @@ class HeadOptions(FrozenOptions, total=False):
     """Keywords of `head`."""
 
     held_back: float
+    sum_bits: int
 
 
 class GradientOptions(FrozenOptions, total=False):

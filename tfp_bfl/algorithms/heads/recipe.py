@@ -8,7 +8,8 @@ from tfp_bfl import federated, keras
 from tfp_bfl.algorithms.compose import Model, compose, passing_on, split_options
 from tfp_bfl.algorithms.heads.posterior import HEADS, HeadSettings
 from tfp_bfl.algorithms.heads.step import head as head_step
-from tfp_bfl.algorithms.heads.sums import head_sums, summed
+from tfp_bfl.algorithms.heads.sums import summed
+from tfp_bfl.algorithms.heads.work import head_sums
 from tfp_bfl.algorithms.laplace.work import last_dense, network_of
 from tfp_bfl.algorithms.options import HeadOptions
 from tfp_bfl.errors import InvalidArgument, check_numbers, lookup
@@ -16,7 +17,7 @@ from tfp_bfl.errors import InvalidArgument, check_numbers, lookup
 MOST_FEATURES, MOST_CLASSES = 4096, 1000
 
 
-@passing_on(head_sums, ("element_spec", "seed", "min_examples", "secure_sums"), without=("gradients",))
+@passing_on(head_sums, ("element_spec", "seed", "min_examples", "secure_sums"), without=("gradients", "masked"))
 def head(
     model_fn: Model,
     *,
@@ -44,7 +45,7 @@ def head(
         marginal likelihood.
       softmax_temperature: by which logits are divided; None for that of the held-back rows, under a prior at 1.
       secure_sums: as of `compose`.
-      **options: of `compose` and of `heads.sums.head_sums`.
+      **options: of `compose` and of `heads.work.head_sums`.
 
     Source: Fanì et al. 2024 (arXiv:2406.01116) and AFL (He et al. 2025, arXiv:2405.16240) for ridge regression from
     sums; Gelman et al. 2013, section 3.6; Boehning 1992.
@@ -62,9 +63,15 @@ def head(
     check_numbers(**{name: x for name, x in given.items() if x is not None})
     if head == "gaussian" and prior_stddev is not None:
         raise InvalidArgument("prior_stddev is of the heads ridge and softmax, and this is gaussian: leave it out.")
+    is_noisy = work.get("sum_bits", 64) != 64
+    if secure_sums is not None and is_noisy:
+        raise InvalidArgument(
+            "Under masks each number takes 8 bytes, whatever it is: leave out sum_bits or secure_sums."
+        )
     _check_size(model_fn())
-    local = head_sums(model_fn, gradients=head == "softmax", **work)
-    step = head_step(HeadSettings(head, prior_stddev, softmax_temperature), 1.0 if secure_sums is None else secure_sums)
+    local = head_sums(model_fn, gradients=head == "softmax", masked=secure_sums is not None, **work)
+    settings = HeadSettings(head, prior_stddev, softmax_temperature, is_noisy)
+    step = head_step(settings, 1.0 if secure_sums is None else secure_sums)
     shared: dict[str, Any] = {"weighting": "train_size", "secure_sums": secure_sums}
     return compose(model_fn, local, summed(), step, **shared, **process)
 

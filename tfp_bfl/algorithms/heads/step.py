@@ -18,7 +18,7 @@ from tfp_bfl.algorithms.heads.posterior import (
     fitted_temperature,
     sent,
 )
-from tfp_bfl.algorithms.heads.sums import TEMPERATURES, ClassSums, HeadMessage, HeadSums, first_message
+from tfp_bfl.algorithms.heads.sums import ClassSums, HeadMessage, HeadSums, empty_sums, first_message, repaired
 from tfp_bfl.contracts import HEAD_SUMS, Needs, ServerStep, total_of
 from tfp_bfl.servers.pooled import check_point_weights
 from tfp_bfl.weights import ModelWeights
@@ -82,9 +82,8 @@ def head(settings: HeadSettings, scale: float = 1.0) -> ServerStep[HeadSums]:
         check_point_weights(weights, "An exact head")
         message = first_message(weights)
         width, classes = message.weights.shape
-        zeros = lambda *shape: tf.zeros(shape, tf.float64)
-        features = ClassSums(zeros(classes), zeros(classes, width - 1), zeros(width * (width - 1) // 2))
-        state = HeadState(tf.constant(0), features, zeros(len(TEMPERATURES) + 1), message)
+        empty, zeros = empty_sums(width - 1, classes), lambda *shape: tf.zeros(shape, tf.float64)
+        state = HeadState(tf.constant(0), empty.features, empty.losses, message)
         if not iterates:
             return state
         basis, v, one = softmax.Basis(zeros(width, width), zeros(width)), zeros(width, classes), tf.ones([], tf.float64)
@@ -135,6 +134,7 @@ def head(settings: HeadSettings, scale: float = 1.0) -> ServerStep[HeadSums]:
 
 def _begun(settings: HeadSettings, state: HeadState, new: HeadSums, seed: tf.Tensor) -> HeadState:
     """Return the state with the sums of the first round: the head itself, or the basis of softmax at weights 0."""
+    new = new._replace(features=repaired(new.features)) if settings.is_noisy else new
     state = state._replace(features=new.features)
     if settings.head != "softmax":
         return state._replace(message=_message_of(fit(new.features, settings), seed))
