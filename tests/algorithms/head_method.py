@@ -52,4 +52,5 @@ def head(name):
     build = lambda: algorithms.head(model_fn, head=name, seed=SEED, **options)
     work = head_sums(model_fn, gradients=name == "softmax", **options)
     rounds = 20 if name == "softmax" else 2
-    return Method(model_fn, build, work, lambda sizes: sizes, pool, alone, ALIKE, rounds=rounds, metrics={"upload_bits": 3 * 64 * 600})
+    metrics = {"upload_bits": 3 * 64 * 600}
+    return Method(model_fn, build, work, lambda sizes: sizes, pool, alone, ALIKE, rounds=rounds, metrics=metrics)

@@ -123,6 +123,7 @@ class HeadOptions(FrozenOptions, total=False):
 
     held_back: float
     sum_bits: int
+    example_privacy: ExamplePrivacy | None
 
 
 class GradientOptions(FrozenOptions, total=False):

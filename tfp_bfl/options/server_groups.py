@@ -271,13 +271,7 @@ class HeadFit(Group):
     softmax_temperature: Positive | None = option(
         None, "Softmax temperature of the head; by default that of the held-back examples."
     )
-    sum_bits: Count = option(
-        64, "Bits of each entry of the Gram matrix in a client's message, before a shorter code: 8 to 16, or 64."
-    )
-
-    def check(self, config: Any) -> None:
-        if self.sum_bits != 64 and not 8 <= self.sum_bits <= 16:
-            raise InvalidArgument(f"sum_bits is {self.sum_bits}, but must be 8 to 16, or 64.")
+    sum_bits: Count = option(64, "Bits of an entry of the Gram matrix in a client's message: 8, 10, 12, 16 or 64.")
 
 
 class AtWeights(Group):

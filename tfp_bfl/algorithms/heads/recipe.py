@@ -68,9 +68,16 @@ def head(
         raise InvalidArgument(
             "Under masks each number takes 8 bytes, whatever it is: leave out sum_bits or secure_sums."
         )
+    privacy = work.get("example_privacy")
+    if privacy is not None and head == "softmax":
+        raise InvalidArgument(
+            "The gradients of head softmax are not clipped, and would reveal examples: use head gaussian or ridge with "
+            "example_privacy."
+        )
     _check_size(model_fn())
     local = head_sums(model_fn, gradients=head == "softmax", masked=secure_sums is not None, **work)
-    settings = HeadSettings(head, prior_stddev, softmax_temperature, is_noisy)
+    norm = None if privacy is None else privacy.clip_norm
+    settings = HeadSettings(head, prior_stddev, softmax_temperature, is_noisy or privacy is not None, norm)
     step = head_step(settings, 1.0 if secure_sums is None else secure_sums)
     shared: dict[str, Any] = {"weighting": "train_size", "secure_sums": secure_sums}
     return compose(model_fn, local, summed(), step, **shared, **process)

@@ -18,7 +18,7 @@ from tfp_bfl.algorithms.heads.posterior import (
     fitted_temperature,
     sent,
 )
-from tfp_bfl.algorithms.heads.sums import ClassSums, HeadMessage, HeadSums, empty_sums, first_message, repaired
+from tfp_bfl.algorithms.heads.sums import ClassSums, HeadMessage, HeadSums, empty_sums, first_message, repaired, upper
 from tfp_bfl.contracts import HEAD_SUMS, Needs, ServerStep, total_of
 from tfp_bfl.servers.pooled import check_point_weights
 from tfp_bfl.weights import ModelWeights
@@ -83,7 +83,8 @@ def head(settings: HeadSettings, scale: float = 1.0) -> ServerStep[HeadSums]:
         message = first_message(weights)
         width, classes = message.weights.shape
         empty, zeros = empty_sums(width - 1, classes), lambda *shape: tf.zeros(shape, tf.float64)
-        state = HeadState(tf.constant(0), empty.features, empty.losses, message)
+        features = empty.features._replace(gram=upper(empty.features.gram))
+        state = HeadState(tf.constant(0), features, empty.losses, message)
         if not iterates:
             return state
         basis, v, one = softmax.Basis(zeros(width, width), zeros(width)), zeros(width, classes), tf.ones([], tf.float64)
@@ -117,7 +118,7 @@ def head(settings: HeadSettings, scale: float = 1.0) -> ServerStep[HeadSums]:
                 f"deviations (root mean square over the weights; at most {LARGEST_STEP:g} serve): run more rounds, "
                 "each with all clients."
             )
-        if settings.temperature is None and int(state.rounds) < 2:
+        if settings.temperature is None and settings.clip_norm is None and int(state.rounds) < 2:
             return "The softmax temperature is 1: a second round fits it to rows that clients hold back."
         return None
 
@@ -134,14 +135,15 @@ def head(settings: HeadSettings, scale: float = 1.0) -> ServerStep[HeadSums]:
 
 def _begun(settings: HeadSettings, state: HeadState, new: HeadSums, seed: tf.Tensor) -> HeadState:
     """Return the state with the sums of the first round: the head itself, or the basis of softmax at weights 0."""
-    new = new._replace(features=repaired(new.features)) if settings.is_noisy else new
-    state = state._replace(features=new.features)
+    features = repaired(new.features, settings.clip_norm) if settings.is_noisy else new.features
+    state = state._replace(features=features)
     if settings.head != "softmax":
-        return state._replace(message=_message_of(fit(new.features, settings), seed))
-    precision = _FIRST_PRECISION * tf.reduce_sum(new.features.counts)
+        found = fit(features, settings)
+        return state._replace(message=HeadMessage(found.mean, sent(found.posterior, seed)))
+    precision = _FIRST_PRECISION * tf.reduce_sum(features.counts)
     if settings.stddev is not None:
         precision = tf.constant(settings.stddev**-2.0, tf.float64)
-    search = state.search._replace(basis=softmax.basis_of(new.features), precision=precision)
+    search = state.search._replace(basis=softmax.basis_of(features), precision=precision)
     return state._replace(search=search, message=HeadMessage(*map(tf.zeros_like, state.message)))
 
 
@@ -181,10 +183,6 @@ def _stepped(search: Search, new: HeadSums) -> Search:
         new.fisher,
         tf.sqrt(tf.reduce_mean(lengths)),
     )
-
-
-def _message_of(found: Fitted, seed: tf.Tensor) -> HeadMessage:
-    return HeadMessage(found.mean, sent(found.posterior, seed))
 
 
 def fitted(state: HeadState, settings: HeadSettings) -> Fitted:

@@ -35,16 +35,12 @@ class HeadSums(NamedTuple):
     """The message of a client: sums in float64, divided by its number of examples.
 
     Fields:
-      client: its number; 0 in a sum over clients.
-      num_examples: its number of examples, 1 after division; of a sum over clients the number of all examples.
       features: `ClassSums` of the first round. It has these alone, later ones all else: the rest is zeros, not sent.
       gradient: of the negative log likelihood in the last layer's weights [F + 1, C], the bias last.
       fisher: sum_i diag(p_i) - p_i p_i^T [C, C]. Both are [0, 0] unless the head is "softmax".
       losses: the negative log likelihood of the held-back rows at each of `TEMPERATURES`, and their number [62].
     """
 
-    client: Any
-    num_examples: Any
     features: Any
     gradient: Any
     fisher: Any
@@ -64,17 +60,11 @@ class HeadMessage(NamedTuple):
 
 
 def empty_sums(size: int, num_classes: int, gradients: bool = False) -> HeadSums:
-    """Return sums over no examples, for a kernel [F, C]."""
+    """Return sums over no examples, for a kernel [F, C], with the whole Gram matrix [F, F]."""
     zeros = lambda *shape: tf.zeros(shape, tf.float64)
-    features = ClassSums(zeros(num_classes), zeros(num_classes, size), zeros(size * (size + 1) // 2))
+    features = ClassSums(zeros(num_classes), zeros(num_classes, size), zeros(size, size))
     of_weights = (zeros(size + 1, num_classes), zeros(num_classes, num_classes)) if gradients else (zeros(0, 0),) * 2
-    return HeadSums(zeros(), zeros(), features, *of_weights, zeros(len(TEMPERATURES) + 1))
-
-
-def whole(sums: HeadSums) -> HeadSums:
-    """Return the sums with the whole Gram matrix [F, F]."""
-    gram = symmetric(sums.features.gram, sums.features.totals.shape[1])
-    return sums._replace(features=sums.features._replace(gram=gram))
+    return HeadSums(features, *of_weights, zeros(len(TEMPERATURES) + 1))
 
 
 def message_of(message: ServerMessage) -> HeadMessage:
@@ -114,21 +104,32 @@ def eigh(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.maximum(values, 0.0), vectors * tf.where(largest < 0, -tf.ones_like(largest), tf.ones_like(largest))
 
 
-def repaired(sums: ClassSums) -> ClassSums:
+def repaired(sums: ClassSums, clip_norm: float | None = None) -> ClassSums:
     """Return noisy sums with a positive semidefinite scatter within classes.
 
     W = sum_i (x_i - mean_{y_i}) (x_i - mean_{y_i})^T = D Q diag(v) Q^T D,   v <- max(v, -min v),   D^2 = diag W
 
     Sums without noise stay as they are: there -min v is zero up to rounding.
+
+    Args:
+      clip_norm: R of sums with the noise of `heads.private`: D is then the identity, as all entries have equal noise,
+        and N_c is at least 0 and |M_c| at most R N_c.
     """
-    means = tf.math.divide_no_nan(sums.totals, sums.counts[:, tf.newaxis])
-    between = tf.matmul(means, sums.totals, transpose_a=True)
-    within = symmetric(sums.gram, sums.totals.shape[1]) - between
+    counts, totals = sums.counts, sums.totals
+    if clip_norm is not None:
+        counts = tf.maximum(counts, 0.0)
+        most = tf.math.divide_no_nan(clip_norm * counts, tf.norm(totals, axis=1))
+        totals *= tf.minimum(most, 1.0)[:, tf.newaxis]
+    means = tf.math.divide_no_nan(totals, counts[:, tf.newaxis])
+    between = tf.matmul(means, totals, transpose_a=True)
+    within = symmetric(sums.gram, totals.shape[1]) - between
     scale = tf.sqrt(tf.maximum(tf.linalg.diag_part(within), 0.0))
+    scale = scale if clip_norm is None else tf.ones_like(scale)
     products = scale * scale[:, tf.newaxis]
     values, vectors = tf.linalg.eigh(tf.math.divide_no_nan(within, products))
     values = tf.maximum(values, -values[0])
-    return sums._replace(gram=upper(tf.matmul(vectors * values, vectors, transpose_b=True) * products + between))
+    gram = upper(tf.matmul(vectors * values, vectors, transpose_b=True) * products + between)
+    return ClassSums(counts, totals, gram)
 
 
 def with_intercept(vectors: tf.Tensor, centre: tf.Tensor) -> tf.Tensor:
@@ -151,12 +152,10 @@ def summed() -> ModelRule[Any, Any]:
 
     def summarise(local: HeadSums, anchor: object, weight: tf.Tensor) -> HeadSums:
         del anchor
-        return tf.nest.map_structure(
-            lambda x: x * tf.cast(weight, x.dtype), local._replace(client=tf.zeros_like(local.client))
-        )
+        return tf.nest.map_structure(lambda x: x * tf.cast(weight, x.dtype), local)
 
     one = tf.constant(1.0, tf.float64)
-    units = lambda anchor: HeadSums(one, one, ClassSums(one, one, one), one, one, one)
+    units = lambda anchor: HeadSums(ClassSums(one, one, one), one, one, one)
     add = lambda a, b: tf.nest.map_structure(tf.add, a, b)
     return ModelRule(
         summarise, add, lambda sums, anchor: Pooled(sums), "summed", takes=HEAD_SUMS, gives=TOTAL, units=units
