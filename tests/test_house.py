@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 EDGES = ("glm", "sites", "bench")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
-    "core lines": (48_475, 38_000),
+    "core lines": (48_597, 38_000),
     "edge lines": (14_400, 11_500),
-    "test lines": (59_219, 48_000),
+    "test lines": (59_547, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),
@@ -25,7 +25,7 @@ BOUNDS = {
     "files with tf.keras": (3, 3),
     "largest number of own base classes": (5, 5),
     "files that declare local_epochs": (4, 4),
-    "files that declare prior_stddev": (13, 13),
+    "files that declare prior_stddev": (12, 12),
     "public names": (460, 420),
 }
 

@@ -8,9 +8,10 @@ from tfp_bfl.algorithms.factors.laplace_work import laplace_factors
 from tfp_bfl.algorithms.factors.step import Dual, PointDual
 from tfp_bfl.algorithms.laplace.posterior import Expansion, Head, linear_head
 from tfp_bfl.algorithms.laplace.posterior import laplace as laplace_posterior
+from tfp_bfl.algorithms.laplace.shared import SharedCurvature
 from tfp_bfl.algorithms.laplace.step import LastLayer
 from tfp_bfl.algorithms.laplace.work import laplace as laplace_work
-from tfp_bfl.algorithms.laplace.work import laplace_weights, last_layer_sums
+from tfp_bfl.algorithms.laplace.work import laplace_weights
 
 from .method import ALIKE, CLIENTS, SEED, SIZES, Method, mlp, of_points, unflat
 
@@ -34,19 +35,31 @@ def laplace(structure):
     return Method(model_fn, build, work, np.ones_like, pool, alone, ALIKE, rounds=1, metrics={}, moves=False)
 
 
-def last_layer():
+def dense(curvature):
+    """The matrix [D, D] of a curvature's sums over all clients."""
+    if not isinstance(curvature, SharedCurvature):
+        return curvature
+    size = int((2 * len(curvature.rows)) ** 0.5)
+    gram = np.zeros([size, size])
+    gram[np.triu_indices(size)] = curvature.rows
+    return np.kron(gram + np.triu(gram, 1).T, curvature.columns / gram[-1, -1])
+
+
+def last_layer(structure="last_layer"):
     """One Newton step of the last layer, by the sums over clients in NumPy; the temperature does not move the mode."""
     model_fn, stddev, heat = mlp("deterministic"), 0.5, 0.8
-    options = {"prior_stddev": stddev, "temperature": heat}
+    options = {"prior_stddev": stddev, "temperature": heat, "structure": structure}
     flat = lambda leaves: np.concatenate([np.ravel(np.float64(x)) for x in leaves])
 
     def summed(results):
-        total = lambda field: sum(np.float64(getattr(r.weights, field)) for r in results)
+        add = lambda *x: np.sum(np.stack(x), 0, np.float64)
+        total = lambda field: tf.nest.map_structure(add, *(getattr(r.weights, field) for r in results))
         return total("curvature"), sum(flat(r.weights.gradient) for r in results), total("nll"), total("num_examples")
 
     def pool(results, anchor):
         rows = tf.nest.map_structure(lambda *x: np.stack(x), *(r.weights for r in results))
         at, (curvature, gradient, nll, _) = flat(anchor.point[-2:]), summed(results)
+        curvature = dense(curvature)
         mean = np.linalg.solve(curvature + np.eye(len(at)) / stddev**2, curvature @ at - gradient)
         value = nll + 0.5 * float(at @ at) / stddev**2
         state = LastLayer(rows, at, at, np.float64(value), np.float64(1 / stddev**2))
@@ -60,7 +73,7 @@ def last_layer():
         return anchor._replace(posterior=found.posterior, point=anchor.point[:-2])
 
     build = lambda: algorithms.last_layer(model_fn, seed=SEED, batch_size=8, **options)
-    work = last_layer_sums(model_fn, batch_size=8)
+    work = laplace_work(model_fn, structure=structure, batch_size=8, dtype=tf.float64)
     return Method(model_fn, build, work, np.ones_like, pool, alone, ALIKE, rounds=6, metrics={})
 
 

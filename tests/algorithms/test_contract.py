@@ -39,7 +39,11 @@ AFTER = (
     (pytest.mark.deep(after="tests/algorithms/averaging/test_averaging_work.py"), ("fed_ag", "fed_pa", "fed_be")),
     (pytest.mark.deep(after="tests/algorithms/kernel/test_kernel.py"), ("fed_kp, mean", "fed_kp, clients")),
     (pytest.mark.deep(after="tests/algorithms/factors/test_dual.py"), ("fed_lap",)),
-    (pytest.mark.deep(after="tests/algorithms/laplace/test_laplace_work.py"), ("laplace, diagonal",)),
+    (
+        pytest.mark.deep(after="tests/algorithms/laplace/test_laplace_work.py"),
+        ("laplace, diagonal", "laplace, kronecker"),
+    ),
+    (pytest.mark.deep(after="tests/algorithms/laplace/test_shared.py"), ("last_layer, kronecker",)),
     (pytest.mark.deep(after="tests/algorithms/heads/test_heads.py"), ("head, gaussian", "head, softmax")),
     (pytest.mark.deep(after="tests/servers/test_optimizers.py"), ("fed_opt, sgd with momentum",)),
     (pytest.mark.deep(after="tests/algorithms/chains/test_langevin.py"), ("qlsd",)),

@@ -135,7 +135,8 @@ OPTIONS = {
     },
     "last-layer": {
         "prior_stddev": "--prior-stddev 0.5", "noise_stddev": "--noise-stddev 0.5", "rounds": "--rounds 2",
-        "temperature": "--temperature 0.5", "output": "--output elsewhere", **CODE,
+        "structure": "--structure kronecker", "temperature": "--temperature 0.5",
+        "output": "--output elsewhere", **CODE,
     },
     "predict": {
         "num_samples": "--num-samples 3", "seed": "--seed 3", "max_uncertainty": "--max-uncertainty 0.01",

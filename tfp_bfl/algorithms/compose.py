@@ -172,6 +172,7 @@ def passing_on(
     work: Callable[..., object],
     shared: tuple[str, ...] = SHARED_OPTIONS,
     without: tuple[str, ...] = (),
+    more: tuple[inspect.Parameter, ...] = (),
     **defaults: object,
 ) -> Callable[[_Recipe], _Recipe]:
     """Let the signature of a recipe show the options that it passes on by `**options`, see `split_options`.
@@ -180,6 +181,7 @@ def passing_on(
       work: makes its client work.
       shared: options of `compose`.
       without: options of the client work that the recipe gives itself.
+      more: options of the recipe that are declared elsewhere; `split_options` returns them with those for `compose`.
       **defaults: of the recipe, where they differ from those of work and `compose`.
     """
 
@@ -190,7 +192,7 @@ def passing_on(
         if "optimizer_fn" in given:  # Under another name, too.
             given["optimizer"] = given["optimizer_fn"].replace(name="optimizer")
         of_process = {name: x for name, x in keywords_of(compose).items() if name in shared}
-        every = {**given, **of_process}
+        every = {**{x.name: x for x in more}, **given, **of_process}
         show(recipe, [x.replace(default=defaults.get(name, x.default)) for name, x in every.items()])
         recipe.passes_on = tuple(given), shared  # type: ignore[attr-defined]
         return recipe

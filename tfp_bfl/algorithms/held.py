@@ -18,6 +18,7 @@ from tfp_bfl.algorithms.factors.factor import ClientFactor, Factor, Factors
 from tfp_bfl.algorithms.heads.kept import ClientFeatures, Heads
 from tfp_bfl.algorithms.laplace.pool import Curvatures
 from tfp_bfl.algorithms.laplace.posterior import Head
+from tfp_bfl.algorithms.laplace.shared import SharedCurvature
 from tfp_bfl.algorithms.rows import by_client
 from tfp_bfl.algorithms.swag.step import Product
 from tfp_bfl.contracts import ServerState
@@ -36,7 +37,7 @@ _KINDS: dict[str, tuple[Any, Any]] = {
     "heads": (Heads, ClientFeatures),
 }
 _OF_SETTINGS = {"prior": MeanField, "head": Head}
-_OF_ROWS = {"posterior": LowRank, "moments": MeanField, "site": Factor}
+_OF_ROWS = {"posterior": LowRank, "moments": MeanField, "site": Factor, "curvature": SharedCurvature}
 _OF_WEIGHTS = {"posterior": MeanField, "moments": MeanField}
 
 _Row = TypeVar("_Row", ClientPosterior, ClientFactor, ClientCurvature, ClientFeatures)
@@ -159,7 +160,7 @@ def _tree(arrays: Mapping[str, np.ndarray], path: str, types: Mapping[str, type]
     if path in arrays:
         return arrays[path]
     below = {key[len(path) + 1 :].partition("/")[0] for key in arrays if key.startswith(f"{path}/")}
-    if kind is None:
+    if kind is None or "0" in below:  # A curvature is a named tuple, or a tuple of leaves.
         return tuple(_tree(arrays, f"{path}/{i}", types) for i in range(len(below)))
     of: Any = kind
     stored = [field for field in of._fields if field in below or field not in of._field_defaults]

@@ -113,22 +113,22 @@ class SwagOptions(Process, Passes, total=False):
 
 
 class FrozenOptions(Process, total=False):
-    """Keywords of `last_layer`."""
+    """Keywords of `head`, `laplace` and `last_layer`: posteriors from sums over clients."""
 
     batch_size: int | float | None
-
-
-class HeadOptions(FrozenOptions, total=False):
-    """Keywords of `head`."""
-
+    structure: str
+    likelihood: str | Likelihood
+    prior_stddev: float | None
     held_back: float
     sum_bits: int
     example_privacy: ExamplePrivacy | None
+    secure_sums: float | None
 
 
-class GradientOptions(FrozenOptions, total=False):
-    """Keywords of chains and of `laplace`, whose clients send gradients or sums."""
+class GradientOptions(Process, total=False):
+    """Keywords of chains, whose clients send gradients."""
 
+    batch_size: int | float | None
     likelihood: str | Likelihood
     local_steps: int
     per_tensor: bool

@@ -57,7 +57,7 @@ RULES = Choices(
 )
 ONE_SHOT = Choices("rule for one round", ("weighted_sum", "conflation", "weighted_conflation"))
 ROBUST = Choices("robust aggregator", ("clip:MAX_NORM", "trimmed:SHARE", "median", "centered_clip"))
-STRUCTURES = Choices("structure", ("last_layer", "diagonal"))
+STRUCTURES = Choices("structure", ("last_layer", "kronecker", "diagonal"))
 HEADS = Choices("head", ("gaussian", "ridge", "softmax"))
 STARTS = Choices("start", ("mean", "clients"))
 KERNELS = Choices("kernel", ("epanechnikov", "gaussian"))

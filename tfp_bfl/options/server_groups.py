@@ -283,16 +283,17 @@ class AtWeights(Group):
     temperature: Positive | None = option(
         None, "Posterior temperature; by default by the run's held-out rows, without them 0.01, for regression 1."
     )
+    structure: str = option(
+        "last_layer",
+        "Precision: last_layer for the full matrix of the last layer, kronecker for two small ones that stand for it, "
+        "or of laplace diagonal for all weights.",
+        names=choices.STRUCTURES,
+    )
 
 
 class Precision(Group):
     """Laplace's approximation."""
 
-    structure: str = option(
-        "last_layer",
-        "Precision of laplace: last_layer for the full matrix of the last layer, or diagonal for all weights.",
-        names=choices.STRUCTURES,
-    )
     prior_by_layer: bool = option(False, "Fit a prior standard deviation for each layer, of laplace with diagonal.")
 
 
@@ -305,5 +306,7 @@ class LinearLayer(Group):
         "likelihood.",
     )
     rounds: Count | None = option(
-        None, "Number of messages from each client; by default 1 for regression, 10 for classes.", argument=None
+        None,
+        "Number of messages from each client; by default 1 for regression, 10 for classes, 21 with kronecker.",
+        argument=None,
     )

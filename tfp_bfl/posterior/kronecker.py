@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.posterior.mean_field import MeanField
+from tfp_bfl.tensors import Array
 
 
 class Kronecker(NamedTuple):
@@ -43,3 +46,25 @@ def marginals(q: Kronecker) -> MeanField:
     """Return the mean-field Gaussian of its means and variances (`posterior.marginals`)."""
     variance = tf.matmul(tf.square(q.rows) @ tf.square(q.stddev), tf.square(q.columns), transpose_b=True)
     return MeanField(tuple(q.mean), (variance[:-1], variance[-1]))
+
+
+def upper(matrix: tf.Tensor) -> tf.Tensor:
+    """Return the upper triangle of a symmetric matrix [F, F], row by row [F (F + 1) / 2]."""
+    return tf.gather(tf.reshape(matrix, [-1]), np.flatnonzero(np.triu(np.ones(matrix.shape, bool))))
+
+
+def symmetric(triangle: Array) -> tf.Tensor:
+    """Return symmetric matrices [..., F, F] of their upper triangles [..., F (F + 1) / 2], the inverse of `upper`."""
+    number = triangle.shape[-1]
+    size = math.isqrt(2 * number)
+    places = np.zeros([size, size], np.int32)
+    places[np.triu_indices(size)] = np.arange(number)
+    return tf.gather(triangle, np.maximum(places, places.T), axis=-1)
+
+
+def eigh(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return eigenvalues and eigenvectors, of which the largest entry is positive: rounding does not flip signs."""
+    values, vectors = tf.linalg.eigh((matrix + tf.transpose(matrix)) / 2)
+    places = tf.argmax(tf.abs(vectors), 0, output_type=tf.int32)
+    largest = tf.gather_nd(vectors, tf.stack([places, tf.range(tf.shape(places)[0])], 1))
+    return tf.maximum(values, 0.0), vectors * tf.where(largest < 0, -tf.ones_like(largest), tf.ones_like(largest))

@@ -21,5 +21,6 @@ def unflatten(vector: tf.Tensor, like: TensorTree) -> Any:
     """
     leaves = tf.nest.flatten(like)
     parts = tf.split(vector, [math.prod(x.shape) for x in leaves], -1) if leaves else []
-    shaped = [tf.reshape(part, [*vector.shape[:-1], *x.shape]) for part, x in zip(parts, leaves)]
+    leading = [-1 if n is None else n for n in vector.shape[:-1]]
+    shaped = [tf.reshape(part, [*leading, *x.shape]) for part, x in zip(parts, leaves)]
     return tf.nest.pack_sequence_as(like, shaped)

@@ -27,6 +27,7 @@ class Likelihood(NamedTuple):
       max_gradient_norm: in training by SGD, longer gradients of a batch's loss are scaled to this norm; None for no
         bound.
       weight: labels [B] -> the factor of each in `nll` [B]; None for 1.
+      fisher_sum: outputs -> the sum of S S^T over the batch [C, C], where it needs no S; None otherwise.
     """
 
     nll: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -34,6 +35,7 @@ class Likelihood(NamedTuple):
     fisher_root: Callable[[tf.Tensor], tf.Tensor] | None = None
     max_gradient_norm: float | None = None
     weight: Callable[[tf.Tensor], tf.Tensor] | None = None
+    fisher_sum: Callable[[tf.Tensor], tf.Tensor] | None = None
 
     def nll_of_drawn(self, labels: tf.Tensor, outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Compute losses of labels drawn from the model, to estimate the curvature by the squares of their gradients.
@@ -70,13 +72,22 @@ def categorical() -> Likelihood:
             )
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs)
 
+    def probabilities(outputs: tf.Tensor) -> tf.Tensor:
+        return tf.nn.softmax(outputs if outputs.dtype == tf.float64 else tf.cast(outputs, tf.float32))
+
     def fisher_root(outputs: tf.Tensor) -> tf.Tensor:
         # diag(p) - p p^T = sum_c p_c (e_c - p) (e_c - p)^T
-        p = tf.nn.softmax(outputs if outputs.dtype == tf.float64 else tf.cast(outputs, tf.float32))
+        p = probabilities(outputs)
         identity = tf.eye(outputs.shape[1], dtype=p.dtype)
         return (identity - p[:, :, tf.newaxis]) * tf.sqrt(p)[:, tf.newaxis, :]
 
-    return Likelihood(nll, draw, fisher_root)
+    def fisher_sum(outputs: tf.Tensor) -> tf.Tensor:
+        p = probabilities(outputs)
+        # p (1 - p) is the sum of p times each other probability, without a difference of near numbers.
+        others = tf.linalg.set_diag(tf.matmul(p, p, transpose_a=True), tf.zeros(outputs.shape[1], p.dtype))
+        return tf.linalg.diag(tf.reduce_sum(others, 1)) - others
+
+    return Likelihood(nll, draw, fisher_root, fisher_sum=fisher_sum)
 
 
 def gaussian(stddev: float) -> Likelihood:

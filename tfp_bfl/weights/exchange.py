@@ -162,7 +162,7 @@ class ClientCurvature(NamedTuple):
       client: its number, scalar int32.
       num_examples: the number of examples, scalar int32.
       curvature: the Gauss-Newton matrix of the negative log likelihood: its diagonal, leaves like the last of the
-        model's point weights, or the matrix [D, D] over these leaves, flattened one after another.
+        model's point weights; the matrix [D, D] over these leaves, flattened one after another; or a `SharedCurvature`.
       gradient: of the negative log likelihood, leaves like these weights.
       nll: the negative log likelihood in nats, a scalar.
     """

@@ -11,10 +11,11 @@ from sklearn.linear_model import Ridge
 
 from tfp_bfl import algorithms, federated, models, training
 from tfp_bfl.algorithms.heads import classes, posterior, ridge, softmax
-from tfp_bfl.algorithms.heads.sums import TEMPERATURES, ClassSums, symmetric, upper
+from tfp_bfl.algorithms.heads.sums import TEMPERATURES, ClassSums
 from tfp_bfl.data import Clients, Source, label_skew
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import marginals, sample
+from tfp_bfl.posterior.kronecker import symmetric, upper
 
 RNG = np.random.default_rng(7)
 CLASSES, SIZE = 3, 4
@@ -38,7 +39,7 @@ def run(head, clients, rounds=2, **options):
 
 def test_triangle():
     matrix = FEATURES.T @ FEATURES
-    np.testing.assert_array_equal(symmetric(upper(tf.constant(matrix)), SIZE), np.triu(matrix) + np.triu(matrix, 1).T)
+    np.testing.assert_array_equal(symmetric(upper(tf.constant(matrix))), np.triu(matrix) + np.triu(matrix, 1).T)
 
 
 @pytest.mark.parametrize("head", HEADS)

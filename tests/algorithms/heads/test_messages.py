@@ -9,10 +9,11 @@ from scipy import optimize, stats
 
 from tfp_bfl import training
 from tfp_bfl.algorithms.heads import coding, posterior, private
-from tfp_bfl.algorithms.heads.sums import TEMPERATURES, ClassSums, empty_sums, repaired, symmetric
+from tfp_bfl.algorithms.heads.sums import TEMPERATURES, ClassSums, empty_sums, repaired
 from tfp_bfl.app.one_run.records import passes_of
 from tfp_bfl.data import label_skew
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.posterior.kronecker import symmetric
 from tfp_bfl.privacy import composed_epsilon, example_steps
 
 from .test_heads import CLASSES, FEATURES, LABELS, RNG, SIZE, SOURCE, double, run, sums_of
@@ -22,7 +23,7 @@ def halves(bits):
     """The sums of two clients as they are, and as the server has them of a message."""
     for client, rows in enumerate((slice(0, 50), slice(50, 120))):
         sums = sums_of(FEATURES[rows] * (1, 100, 1, 0), LABELS[rows])
-        whole = sums._replace(gram=symmetric(sums.gram, SIZE))
+        whole = sums._replace(gram=symmetric(sums.gram))
         code = empty_sums(SIZE, CLASSES)._replace(features=coding.shorten(whole, bits, double(client)))
         yield sums, code, coding.restore(code.features, bits)
 
@@ -34,7 +35,7 @@ def test_sums_of_few_bits_are_those_of_correlations_to_half_a_level(bits):
             np.testing.assert_array_equal(a, b)
         centre = np.sum(sums.totals, 0)
         of_mean = np.outer(centre, centre) / np.sum(sums.counts)
-        scatter, other = (np.asarray(symmetric(x.gram, SIZE)) - of_mean for x in (sums, found))
+        scatter, other = (np.asarray(symmetric(x.gram)) - of_mean for x in (sums, found))
         np.testing.assert_allclose(np.diag(other), np.diag(scatter), rtol=1e-12, atol=1e-12)
         most = np.sqrt(np.outer(np.diag(scatter), np.diag(scatter))) / 2 / (2 ** (bits - 1) - 1)
         assert np.all(np.abs(other - scatter) <= most + 1e-9) and np.any(np.abs(other - scatter) > most / 10)
@@ -46,7 +47,7 @@ def test_rounded_correlations_have_no_bias_and_the_variance_of_the_docstring():
     sums, error = ClassSums(double([1, 1]), tf.zeros([2, 3], tf.float64), values), []
     for client in range(2000):
         found = coding.restore(coding.shorten(sums, 8, double(client)), 8)
-        error.append(np.asarray(symmetric(found.gram, 3) - values)[np.triu_indices(3, 1)] * most)
+        error.append(np.asarray(symmetric(found.gram) - values)[np.triu_indices(3, 1)] * most)
     assert np.all(np.abs(np.mean(error, 0)) < 5 * np.sqrt(1 / 12 / 2000))
     np.testing.assert_allclose(np.var(error, 0), 1 / 12, rtol=5 * np.sqrt(0.8 / 2000))  # A kurtosis of 1.8.
 
@@ -88,7 +89,7 @@ def test_repaired_sums_are_those_without_noise_and_positive_with_it():
         np.testing.assert_allclose(a, b, rtol=1e-9)
     noisy = exact._replace(gram=exact.gram + RNG.normal(size=exact.gram.shape))
     found = repaired(noisy)
-    scatter = symmetric(found.gram, SIZE) - found.totals.numpy().T / np.maximum(found.counts, 1) @ found.totals.numpy()
+    scatter = symmetric(found.gram) - found.totals.numpy().T / np.maximum(found.counts, 1) @ found.totals.numpy()
     assert np.linalg.eigvalsh(scatter)[0] > 0
     for head in ("gaussian", "ridge"):
         assert np.all(np.isfinite(posterior.fit(found, posterior.HeadSettings(head)).mean))

@@ -15,6 +15,7 @@ from tfp_bfl.algorithms.laplace.work import STRUCTURES, layers_of
 from tfp_bfl.data import Clients, load
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import LowRank, MeanField, marginals
+from tfp_bfl.posterior.kronecker import Kronecker
 
 SOURCE = load("breast_cancer").subset(90, seed=0)
 PARTITIONS = {
@@ -59,7 +60,7 @@ def state_of(structure, partition="uneven", groups=(), **settings):
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_the_federated_posterior_is_the_central_one(structure, partition):
     q, central = (posterior_of(result_of(structure, x, temperature=1.0)) for x in (partition, "one client"))
-    assert type(q) is (MeanField if structure == "diagonal" else LowRank)
+    assert type(q) is {"diagonal": MeanField, "last_layer": LowRank, "kronecker": Kronecker}[structure]
     for a, b in zip(tf.nest.flatten(marginals(q)), tf.nest.flatten(marginals(central)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
     if structure == "last_layer":

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from tfp_bfl.algorithms.held import Held
+from tfp_bfl.algorithms.laplace.pool import Curvatures
 from tfp_bfl.algorithms.laplace.posterior import Head
 from tfp_bfl.algorithms.laplace.step import held_sums
 from tfp_bfl.data import Clients, load
@@ -87,7 +88,7 @@ def first_output(q):
 
 
 def state_of(result, head):
-    return held_sums(result.state.step, result.state.weights, head)
+    return held_sums(result.state.step, result.state.weights, Curvatures(head, exact=True))
 
 
 def approximate(result, head):

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.algorithms.heads.sums import ClassSums, symmetric
+from tfp_bfl.algorithms.heads.sums import ClassSums
 from tfp_bfl.posterior import Samples
+from tfp_bfl.posterior.kronecker import symmetric
 
 _KAPPAS = (0.01, 0.1, 1.0, 10.0)
 # Degrees of freedom beyond F + 1, and factors of the mean variance within classes, of which the evidence chooses.
@@ -75,7 +76,7 @@ def fit_gaussian(sums: ClassSums, prior: ClassPrior | None = None) -> GaussianCl
     apart = tf.math.divide_no_nan(sums.totals, counts[:, tf.newaxis]) - centre
     apart = tf.where(counts[:, tf.newaxis] > 0, apart, 0.0)
     means = centre + apart
-    within = symmetric(sums.gram, size) - tf.matmul(means * counts[:, tf.newaxis], means, transpose_a=True)
+    within = symmetric(sums.gram) - tf.matmul(means * counts[:, tf.newaxis], means, transpose_a=True)
     between = lambda kappa: tf.matmul(apart * (kappa * counts / (kappa + counts))[:, tf.newaxis], apart, True)
     degrees, scale = _degrees_and_scale(within + between(1.0), counts) if prior is None else (prior[2], prior[3])
     best: Any = None

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.algorithms.heads.sums import ClassSums, HeadSums, empty_sums, symmetric, upper
+from tfp_bfl.algorithms.heads.sums import ClassSums, HeadSums, empty_sums
 from tfp_bfl.compression import golomb, lengths
 from tfp_bfl.contracts import Coding
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.posterior.kronecker import symmetric, upper
 from tfp_bfl.weights import ServerMessage
 
 
@@ -49,7 +50,7 @@ def restore(code: ClassSums | ShortSums, bits: int) -> ClassSums:
     if isinstance(code, ClassSums):
         return code
     levels, diagonal = tf.cast(code.levels, tf.float64) - _dither(code.client, code.levels.shape), code.diagonal
-    values = symmetric(levels / (2 ** (bits - 1) - 1), code.totals.shape[1])
+    values = symmetric(levels / (2 ** (bits - 1) - 1))
     scatter = tf.linalg.set_diag(values * tf.sqrt(diagonal[:, tf.newaxis] * diagonal), diagonal)
     gram = upper(scatter + _of_mean(code))
     return ClassSums(code.counts, code.totals, gram)

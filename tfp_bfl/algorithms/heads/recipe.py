@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
-from tfp_bfl import federated, keras
+from tfp_bfl import federated
 from tfp_bfl.algorithms.compose import Model, compose, passing_on, split_options
 from tfp_bfl.algorithms.heads.posterior import HEADS, HeadSettings
 from tfp_bfl.algorithms.heads.step import head as head_step
 from tfp_bfl.algorithms.heads.sums import summed
 from tfp_bfl.algorithms.heads.work import head_sums
-from tfp_bfl.algorithms.laplace.work import last_dense, network_of
-from tfp_bfl.algorithms.options import HeadOptions
+from tfp_bfl.algorithms.laplace.posterior import PRIOR
+from tfp_bfl.algorithms.laplace.recipe import SHARED
+from tfp_bfl.algorithms.laplace.work import check_size, network_of
+from tfp_bfl.algorithms.options import FrozenOptions
 from tfp_bfl.errors import InvalidArgument, check_numbers, lookup
 
-MOST_FEATURES, MOST_CLASSES = 4096, 1000
 
-
-@passing_on(head_sums, ("element_spec", "seed", "min_examples", "secure_sums"), without=("gradients", "masked"))
+@passing_on(head_sums, SHARED, without=("gradients", "masked"), more=PRIOR)
 def head(
     model_fn: Model,
     *,
     head: str = "gaussian",
-    prior_stddev: float | None = None,
     softmax_temperature: float | None = None,
-    secure_sums: float | None = None,
-    **options: Unpack[HeadOptions],
+    **options: Unpack[FrozenOptions],
 ) -> federated.BayesianProcess:
     """Build an exact head on the features of a frozen network, from sums that clients send once.
 
@@ -41,11 +39,10 @@ def head(
         (`heads.classes`). "ridge": Bayesian ridge regression on one-hot labels, with a matrix-normal posterior
         (`heads.ridge`). "softmax": the mode of softmax regression by steps of Boehning's bound with Nesterov's
         momentum, and Laplace's approximation with a shared curvature (`heads.softmax`).
+      softmax_temperature: by which logits are divided; None for that of the held-back rows, under a prior at 1.
       prior_stddev: t of the prior of the weights, of "softmax" on standardised features; None for the maximum of the
         marginal likelihood.
-      softmax_temperature: by which logits are divided; None for that of the held-back rows, under a prior at 1.
-      secure_sums: as of `compose`.
-      **options: of `compose` and of `heads.work.head_sums`.
+      **options: of `compose`, secure_sums among them, and of `heads.work.head_sums`.
 
     Source: Fanì et al. 2024 (arXiv:2406.01116) and AFL (He et al. 2025, arXiv:2405.16240) for ridge regression from
     sums; Gelman et al. 2013, section 3.6; Boehning 1992.
@@ -57,6 +54,7 @@ def head(
       >>> result = bfl.simulate(process, clients, rounds=2, engine="local")
     """
     work, process = split_options(globals()["head"], options)
+    prior_stddev, secure_sums = process.pop("prior_stddev", None), process.get("secure_sums")
     model_fn = network_of(model_fn)
     lookup(dict.fromkeys(HEADS), head, "head")
     given = {"prior_stddev": prior_stddev, "softmax_temperature": softmax_temperature}
@@ -74,21 +72,9 @@ def head(
             "The gradients of head softmax are not clipped, and would reveal examples: use head gaussian or ridge with "
             "example_privacy."
         )
-    _check_size(model_fn())
+    check_size(model_fn(), "An exact head")
     local = head_sums(model_fn, gradients=head == "softmax", masked=secure_sums is not None, **work)
     norm = None if privacy is None else privacy.clip_norm
     settings = HeadSettings(head, prior_stddev, softmax_temperature, is_noisy or privacy is not None, norm)
     step = head_step(settings, 1.0 if secure_sums is None else secure_sums)
-    shared: dict[str, Any] = {"weighting": "train_size", "secure_sums": secure_sums}
-    return compose(model_fn, local, summed(), step, **shared, **process)
-
-
-def _check_size(model: keras.Model) -> None:
-    width, classes = last_dense(model, "An exact head", "use another algorithm").kernel.shape
-    if width > MOST_FEATURES or classes > MOST_CLASSES:
-        memory = 8 * (3 * width**2 + 2 * (width + 1) * classes) / 2**30
-        raise InvalidArgument(
-            f"The last layer of {model.name!r} has {width:,} features and {classes:,} classes, for which the server "
-            f"needs {memory:.1f} GiB, and a head has at most {MOST_FEATURES:,} and {MOST_CLASSES:,}: put a dense layer "
-            "with fewer units before it."
-        )
+    return compose(model_fn, local, summed(), step, weighting="train_size", **process)

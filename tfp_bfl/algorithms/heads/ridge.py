@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.algorithms.heads.sums import ClassSums, eigh, symmetric, with_intercept
-
-_GRIDS, _POINTS = 5, 65
+from tfp_bfl.algorithms.heads.sums import ClassSums, with_intercept
+from tfp_bfl.algorithms.laplace.evidence import fit_regression
+from tfp_bfl.posterior.kronecker import eigh, symmetric
 
 
 class Ridge(NamedTuple):
@@ -45,36 +44,20 @@ def fit_ridge(sums: ClassSums, stddev: float | None = None) -> Ridge:
 
     Source: Bishop 2006, section 3.5; MacKay 1992.
     """
-    counts, size = sums.counts, sums.totals.shape[1]
+    counts = sums.counts
     number, classes = tf.reduce_sum(counts), counts.shape[0]
     centre, shares = tf.reduce_sum(sums.totals, 0) / number, counts / number
-    gram = symmetric(sums.gram, size) - number * centre[:, tf.newaxis] * centre
+    gram = symmetric(sums.gram) - number * centre[:, tf.newaxis] * centre
     cross = tf.transpose(sums.totals) - centre[:, tf.newaxis] * counts
     values, vectors = eigh(gram)
     along = tf.matmul(vectors, cross, transpose_a=True)
     squares, free = number - tf.reduce_sum(counts * shares), (number - 1) * classes
-
-    def evidence(log_penalty: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return log p(Y) and s^2 for each of some penalties [M]."""
-        penalty = tf.exp(log_penalty)[:, tf.newaxis]
-        left = squares - tf.reduce_sum(tf.reduce_sum(tf.square(along), 1) / (values + penalty), 1)
-        noise = tf.maximum(left, 1e-9 * squares + 1e-300) / free
-        if stddev is not None:
-            noise = penalty[:, 0] * stddev**2
-        shrunk = classes * tf.reduce_sum(tf.math.log(penalty / (values + penalty)), 1)
-        return (shrunk - free * tf.math.log(2 * math.pi * noise) - left / noise) / 2, noise
-
-    middle = tf.math.log(tf.maximum(tf.reduce_mean(values), 1e-12))
-    low, high = middle - 25.0, middle + 12.0
-    best = low
-    for _ in range(_GRIDS):
-        grid = tf.linspace(low, high, _POINTS)
-        place = tf.argmax(evidence(grid)[0], output_type=tf.int32)
-        best, low, high = grid[place], grid[tf.maximum(place - 1, 0)], grid[tf.minimum(place + 1, _POINTS - 1)]
-    log_evidence, noise = evidence(best[tf.newaxis])
-    kernel = vectors @ (along / (values + tf.exp(best))[:, tf.newaxis])
+    explained = tf.reduce_sum(tf.square(along), 1)
+    a, noise_precision, evidence = fit_regression(values, explained, squares, free, (stddev, None), classes)
+    noise, penalty = 1 / noise_precision, a / noise_precision
+    kernel = vectors @ (along / (values + penalty)[:, tf.newaxis])
     mean = tf.concat([kernel, (shares - tf.linalg.matvec(kernel, centre, transpose_a=True))[tf.newaxis]], 0)
-    return Ridge(mean, centre, vectors, values, tf.exp(best), noise[0], number, log_evidence[0])
+    return Ridge(mean, centre, vectors, values, penalty, noise, number, evidence)
 
 
 def row_factors(fit: Ridge) -> tuple[tf.Tensor, tf.Tensor]:

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.algorithms.heads.sums import ClassSums, eigh, symmetric, with_intercept
+from tfp_bfl.algorithms.heads.sums import ClassSums, with_intercept
+from tfp_bfl.posterior.kronecker import eigh, symmetric
 
 
 class Basis(NamedTuple):
@@ -24,9 +25,9 @@ class Basis(NamedTuple):
 
 def basis_of(sums: ClassSums) -> Basis:
     """Compute the basis from the sums over all examples. Constant features keep their scale."""
-    size, number = sums.totals.shape[1], tf.reduce_sum(sums.counts)
+    number = tf.reduce_sum(sums.counts)
     centre = tf.reduce_sum(sums.totals, 0) / number
-    scatter = symmetric(sums.gram, size) - number * centre[:, tf.newaxis] * centre
+    scatter = symmetric(sums.gram) - number * centre[:, tf.newaxis] * centre
     variance = tf.linalg.diag_part(scatter) / number
     known = variance > 1e-12 * (tf.reduce_mean(variance) + tf.square(centre))
     scale = tf.where(known, tf.math.rsqrt(tf.where(known, variance, 1.0)), 1.0)
@@ -56,14 +57,3 @@ def shared_curvature(basis: Basis, fisher: tf.Tensor) -> tuple[tf.Tensor, tf.Ten
     """
     values, vectors = eigh(fisher / basis.values[-1])
     return vectors, basis.values[:, tf.newaxis] * values
-
-
-def fitted_precision(curvatures: tf.Tensor, square: tf.Tensor) -> tf.Tensor:
-    """Return the prior precision a at which sum h / (h + a) = a |V|^2, the maximum of Laplace's marginal likelihood."""
-    low, high = (tf.constant(x, tf.float64) for x in (-18.0, 18.0))
-    for _ in range(60):
-        middle = (low + high) / 2
-        a = tf.exp(middle)
-        above = tf.reduce_sum(curvatures / (curvatures + a)) > a * square
-        low, high = tf.where(above, middle, low), tf.where(above, high, middle)
-    return tf.exp((low + high) / 2)

@@ -18,8 +18,10 @@ from tfp_bfl.algorithms.heads.posterior import (
     fitted_temperature,
     sent,
 )
-from tfp_bfl.algorithms.heads.sums import ClassSums, HeadMessage, HeadSums, empty_sums, first_message, repaired, upper
+from tfp_bfl.algorithms.heads.sums import ClassSums, HeadMessage, HeadSums, empty_sums, first_message, repaired
+from tfp_bfl.algorithms.laplace.evidence import fitted_precision
 from tfp_bfl.contracts import HEAD_SUMS, Needs, ServerStep, total_of
+from tfp_bfl.posterior.kronecker import upper
 from tfp_bfl.servers.pooled import check_point_weights
 from tfp_bfl.weights import ModelWeights
 
@@ -155,7 +157,7 @@ def _advanced(settings: HeadSettings, state: HeadState, new: HeadSums, seed: tf.
     search = state.search
     if settings.stddev is None:
         _, curvatures = softmax.shared_curvature(search.basis, new.fisher)
-        precision = softmax.fitted_precision(curvatures, tf.reduce_sum(tf.square(search.ahead)))
+        precision = fitted_precision(curvatures, tf.reduce_sum(tf.square(search.ahead)))
         search = search._replace(precision=tf.where(state.rounds > _STEPS_WITH_FIRST, precision, search.precision))
     search = _stepped(search, new)
     found = fit_softmax(search.basis, search.mode, search.fisher, search.precision)

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import HEAD_SUMS, TOTAL, ModelRule, Pooled
-from tfp_bfl.tensors import Array
+from tfp_bfl.posterior.kronecker import symmetric, upper
 from tfp_bfl.weights import ModelWeights, ServerMessage
 
 # Softmax temperatures of which clients send the loss of their held-back rows.
@@ -84,26 +84,6 @@ def as_matrix(layer: Any) -> tf.Tensor:
     return tf.cast(tf.concat([kernel, bias[tf.newaxis]], 0), tf.float64)
 
 
-def upper(matrix: tf.Tensor) -> tf.Tensor:
-    """Return the upper triangle of a symmetric matrix [F, F], row by row [F (F + 1) / 2]."""
-    return tf.gather(tf.reshape(matrix, [-1]), np.flatnonzero(np.triu(np.ones(matrix.shape, bool))))
-
-
-def symmetric(triangle: Array, size: int) -> tf.Tensor:
-    """Return the symmetric matrix [F, F] of an upper triangle, the inverse of `upper`."""
-    places = np.zeros([size, size], np.int32)
-    places[np.triu_indices(size)] = np.arange(size * (size + 1) // 2)
-    return tf.gather(triangle, np.maximum(places, places.T))
-
-
-def eigh(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return eigenvalues and eigenvectors, of which the largest entry is positive: rounding does not flip signs."""
-    values, vectors = tf.linalg.eigh((matrix + tf.transpose(matrix)) / 2)
-    places = tf.argmax(tf.abs(vectors), 0, output_type=tf.int32)
-    largest = tf.gather_nd(vectors, tf.stack([places, tf.range(tf.shape(places)[0])], 1))
-    return tf.maximum(values, 0.0), vectors * tf.where(largest < 0, -tf.ones_like(largest), tf.ones_like(largest))
-
-
 def repaired(sums: ClassSums, clip_norm: float | None = None) -> ClassSums:
     """Return noisy sums with a positive semidefinite scatter within classes.
 
@@ -122,7 +102,7 @@ def repaired(sums: ClassSums, clip_norm: float | None = None) -> ClassSums:
         totals *= tf.minimum(most, 1.0)[:, tf.newaxis]
     means = tf.math.divide_no_nan(totals, counts[:, tf.newaxis])
     between = tf.matmul(means, totals, transpose_a=True)
-    within = symmetric(sums.gram, totals.shape[1]) - between
+    within = symmetric(sums.gram) - between
     scale = tf.sqrt(tf.maximum(tf.linalg.diag_part(within), 0.0))
     scale = scale if clip_norm is None else tf.ones_like(scale)
     products = scale * scale[:, tf.newaxis]

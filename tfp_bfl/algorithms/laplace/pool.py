@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.algorithms.laplace.posterior import Expansion, Head, Laplace, as_vector, laplace, linear_head, moved
+from tfp_bfl.algorithms.laplace.posterior import Expansion, Head, Laplace, as_vector, laplace, linear_head
+from tfp_bfl.algorithms.laplace.shared import SharedCurvature, times, trace
 from tfp_bfl.errors import InvalidArgument, check_number
+from tfp_bfl.posterior import unflatten
 from tfp_bfl.tensors import Array
 from tfp_bfl.weights import ClientCurvature, ModelWeights
 
@@ -75,18 +77,19 @@ class Curvatures(NamedTuple):
             self.approximate(rows, weights)
         mode = [np.shape(x) for x in _mode(rows, weights)]
         size = sum(math.prod(shape) for shape in mode)
-        full, dtypes = _is_full(rows), {np.asarray(x).dtype for row in rows.values() for x in tf.nest.flatten(row[2:])}
+        form, dtypes = _form(rows), {np.asarray(x).dtype for row in rows.values() for x in tf.nest.flatten(row[2:])}
         fits = dtypes == {np.dtype(np.float64 if self.exact else np.float32)}
         for row in rows.values():
             fits = fits and mode == [np.shape(x) for x in row.gradient] and np.shape(row.nll) == ()
-            fits = fits and (np.shape(row.curvature) == (size, size) if full else _is_diagonal(row.curvature, mode))
+            fits = fits and _form({"": row}) == form and _fits(row.curvature, mode, size)
         mean, variance = weights.moments
         fits = fits and [np.shape(x) for x in mean] == [np.shape(x) for x in variance]
         fits = fits and all(bool(np.all(np.asarray(x) >= 0)) for x in variance)
         fits = fits and set(self.groups) == set(range(len(set(self.groups))))
-        fits = fits and len(self.groups) in (0, len(mode)) and not (full and self.groups)
+        diagonal = form == "diagonal"
+        fits = fits and len(self.groups) in (0, len(mode)) and (diagonal or not self.groups)
         numbers = [x for x in self.head[1:] if x is not None]
-        fits = fits and (not self.exact or (full and len(mode) == NUM_HEAD_WEIGHTS))
+        fits = fits and (not self.exact or (not diagonal and len(mode) == NUM_HEAD_WEIGHTS))
         if not fits or any(check_number(x, "a setting") <= 0 for x in numbers):
             raise ValueError
 
@@ -98,7 +101,9 @@ class Curvatures(NamedTuple):
         """
         rows: Rows = others.rows
         weights = others.weights
-        alike = _form(own.rows) == _form(rows) and self.exact == others.settings.exact
+        shapes = lambda rows: [np.shape(x) for x in tf.nest.flatten(next(iter(rows.values()))[2:])]
+        alike = _form(own.rows) == _form(rows) and shapes(own.rows) == shapes(rows)
+        alike = alike and self.exact == others.settings.exact
         if alike and self.exact:
             mode = _mode(own.rows, own.weights)
             rows = _expanded(rows, as_vector(_mode(rows, weights)), as_vector(mode))
@@ -113,15 +118,15 @@ class Curvatures(NamedTuple):
 
     def measured(self, rows: Rows) -> tuple[str, Sequence[float]]:
         """Return the name of a number that says how much each client contributes, and this number of each."""
-        traces = [_trace(row.curvature) for row in rows.values()]
+        traces = [trace(row.curvature) for row in rows.values()]
         return "share of the curvature", [x / sum(traces) for x in traces]
 
     def found(self, rows: Rows, weights: ModelWeights) -> dict[str, Any]:
         """Return what a record states of the posterior besides its scores, the noise as the labels are scaled."""
-        found, structure = self.approximate(rows, weights), "last_layer" if _is_full(rows) else "diagonal"
+        found = self.approximate(rows, weights)
         noise = {} if found.noise_stddev is None else {"noise_stddev": found.noise_stddev}
         numbers = {x: getattr(found, x) for x in ("log_marginal_likelihood", "effective_parameters", "distance")}
-        of_all = {"structure": structure, "temperature": self.head.temperature}
+        of_all = {"structure": _form(rows), "temperature": self.head.temperature}
         return {"prior_stddev": found.prior_stddev.tolist(), **numbers, **noise, **of_all}
 
 
@@ -132,12 +137,11 @@ def expanded_at(rows: ClientCurvature, at: Array, to: Array) -> ClientCurvature:
       rows: leaves [K, ...].
       at, to: the weights of the layer, flattened one tensor after another [D].
     """
-    shapes = [tuple(x.shape[1:]) for x in rows.gradient]
-    sizes = [math.prod(shape) for shape in shapes]
-    gradient = tf.concat([tf.reshape(x, [-1, size]) for x, size in zip(rows.gradient, sizes)], 1)
-    new = moved(Expansion(rows.curvature, gradient, rows.nll, at, rows.num_examples), to)
-    parts = zip(tf.split(new.gradient, sizes, 1), shapes)
-    return rows._replace(gradient=tuple(tf.reshape(x, [-1, *shape]) for x, shape in parts), nll=new.nll)
+    like = tuple(tf.TensorSpec(x.shape[1:]) for x in rows.gradient)
+    gradient = tf.concat([tf.reshape(x, [-1, math.prod(x.shape[1:])]) for x in rows.gradient], 1)
+    pushed = times(rows.curvature, to - at)
+    nll = rows.nll + tf.tensordot(gradient + 0.5 * pushed, to - at, 1)
+    return rows._replace(gradient=unflatten(gradient + pushed, like), nll=nll)
 
 
 def _expanded(rows: Rows, at: Array, to: Array) -> Rows:
@@ -152,19 +156,19 @@ def _mode(rows: Rows, weights: ModelWeights) -> tuple[Any, ...]:
     return tuple(weights.point[len(weights.point) - number :])
 
 
-def _is_full(rows: Rows) -> bool:
-    return not isinstance(next(iter(rows.values())).curvature, tuple)
+def _form(rows: Rows) -> str:
+    """Return the structure of the first client's curvature."""
+    curvature = next(iter(rows.values())).curvature
+    shared = isinstance(curvature, SharedCurvature)
+    return "kronecker" if shared else "diagonal" if isinstance(curvature, tuple) else "last_layer"
 
 
-def _form(rows: Rows) -> Any:
-    first = next(iter(rows.values()))
-    return [np.shape(x) for x in tf.nest.flatten((first.curvature, first.gradient))], _is_full(rows)
-
-
-def _is_diagonal(curvature: Sequence[np.ndarray], mode: list[tuple[int, ...]]) -> bool:
-    return mode == [np.shape(x) for x in curvature] and all(bool(np.all(x >= 0)) for x in curvature)
-
-
-def _trace(curvature: tuple[np.ndarray, ...] | np.ndarray) -> float:
-    """Return the trace of a matrix, or of its diagonal in leaves."""
-    return float(sum(np.sum(x) for x in curvature) if isinstance(curvature, tuple) else np.trace(curvature))
+def _fits(curvature: Any, mode: list[tuple[int, ...]], size: int) -> bool:
+    """Return whether a curvature is one over weights of these shapes."""
+    if isinstance(curvature, SharedCurvature):
+        width, classes = size // mode[-1][0], mode[-1][0]
+        shapes = [(width * (width + 1) // 2,), (classes, classes)]
+        return [np.shape(x) for x in curvature] == shapes and len(mode) == NUM_HEAD_WEIGHTS
+    if isinstance(curvature, tuple):
+        return mode == [np.shape(x) for x in curvature] and all(bool(np.all(x >= 0)) for x in curvature)
+    return np.shape(curvature) == (size, size)

@@ -6,41 +6,41 @@ are those of all examples in one place, so that the posterior is the central one
 `prior_stddev` is t of the prior, None for the maximum of the marginal likelihood (`laplace.posterior`), which needs no
 held-out data. `temperature` is T of the cold posterior p(w | D)^(1 / T): it scales the covariance alone. Mode, prior
 and noise are those of T = 1. None is the default of the likelihood: 0.01 for classes, 1 for regression
-(`training.TEMPERATURES`). At 0.01 neither structure raises the mean NLL of federated averaging on digits (0.101; last
-layer 0.100, diagonal 0.095); at 0.1 the last layer has 0.095, the diagonal 0.244. `process.settings` states it.
+(`training.TEMPERATURES`). `process.settings` states it.
 """
 
 from __future__ import annotations
 
 from typing import Any, Unpack, cast
 
+import tensorflow as tf
+
 from tfp_bfl import federated, rules
 from tfp_bfl.algorithms.compose import Model, compose, passing_on, split_options
 from tfp_bfl.algorithms.laplace.pool import Curvatures
-from tfp_bfl.algorithms.laplace.posterior import Head
+from tfp_bfl.algorithms.laplace.posterior import PRIOR, Head
 from tfp_bfl.algorithms.laplace.step import laplace as laplace_step
 from tfp_bfl.algorithms.laplace.step import last_layer as last_layer_step
+from tfp_bfl.algorithms.laplace.step import summed
+from tfp_bfl.algorithms.laplace.work import STRUCTURES, laplace_weights, layers_of, network_of
 from tfp_bfl.algorithms.laplace.work import laplace as laplace_work
-from tfp_bfl.algorithms.laplace.work import laplace_weights, last_layer_sums, layers_of, network_of
-from tfp_bfl.algorithms.options import FrozenOptions, GradientOptions
-from tfp_bfl.contracts import ClientWork
-from tfp_bfl.errors import InvalidArgument, check_numbers, lookup
+from tfp_bfl.algorithms.options import FrozenOptions
+from tfp_bfl.contracts import ClientWork, ServerStep
+from tfp_bfl.errors import InvalidArgument, check_number, check_numbers, lookup
 from tfp_bfl.training.inference import default_temperature
 from tfp_bfl.weights import ClientCurvature
 
 # What both recipes share with their work and `compose`.
-SHARED = ("element_spec", "seed", "min_examples")
+SHARED = ("element_spec", "seed", "min_examples", "secure_sums")
 
 
-@passing_on(laplace_work, SHARED)
+@passing_on(laplace_work, SHARED, ("dtype",), PRIOR)
 def laplace(
     model_fn: Model,
     *,
-    structure: str = "last_layer",
-    prior_stddev: float | None = None,
     prior_by_layer: bool = False,
     temperature: float | None = None,
-    **options: Unpack[GradientOptions],
+    **options: Unpack[FrozenOptions],
 ) -> federated.BayesianProcess:
     """Build the one round after federated averaging that makes a posterior at its weights w*.
 
@@ -51,24 +51,33 @@ def laplace(
     replaces its sums. `simulate`'s model samples weights at each prediction.
 
     Args:
-      structure: "last_layer": the full precision matrix of the last layer; the weights below stay points. "diagonal":
-        the diagonal of the precision, all weights. The outputs of a deep network are far from linear in all of its
-        weights: then predict by `evaluation.evaluate(..., linearised=True)`.
+      structure: "last_layer": the full precision matrix of the last layer; the weights below stay points. "kronecker":
+        the same with a `shared.SharedCurvature`, for more weights. "diagonal": the diagonal of the precision, all
+        weights. For a deep network then predict by `evaluation.evaluate(..., linearised=True)`.
       prior_by_layer: a t for each layer. For the structure "diagonal".
-      **options: of `compose` and of `laplace.work.laplace`.
+      **options: of `compose` (with secure_sums the server has the total of a round) and of `laplace.work.laplace`.
 
     Source: MacKay 1992; Daxberger et al. 2021 (arXiv:2106.14806); Immer et al. 2021 (arXiv:2104.04975) for the prior.
     """
     work, process = split_options(laplace, options)
-    model_fn = network_of(model_fn)
-    local, full = laplace_work(model_fn, structure=structure, **work), structure == "last_layer"
-    if full and prior_by_layer:
+    model_fn, structure = network_of(model_fn), work.get("structure", "last_layer")
+    local, prior = laplace_work(model_fn, **work), process.pop("prior_stddev", None)
+    if structure != "diagonal" and prior_by_layer:
         raise InvalidArgument("prior_by_layer is for the structure 'diagonal': the last layer is one, leave it out.")
     layers = layers_of(model_fn(), structure)
-    local, heat = _tempered(local, temperature, work.get("likelihood", "categorical"), prior_stddev=prior_stddev)
-    head = Head(prior_stddev=prior_stddev, temperature=heat)
-    step = laplace_step(len(layers), full, Curvatures(head, groups=layers if prior_by_layer else ()))
-    return compose(model_fn, local, rules.stacked(), step, weighting="equal", **process)
+    local, heat = _tempered(local, temperature, work.get("likelihood", "categorical"), prior_stddev=prior)
+    head = Head(prior_stddev=prior, temperature=heat)
+    step = laplace_step(len(layers), structure, Curvatures(head, groups=layers if prior_by_layer else ()))
+    return _composed(model_fn, local, step, process)
+
+
+def _composed(
+    model_fn: Model, work: ClientWork[ClientCurvature], step: ServerStep[Any], process: dict[str, Any]
+) -> federated.BayesianProcess:
+    """Return the process of which the server stores the sums of each client, or with secure sums their total."""
+    most = process.get("secure_sums")
+    rule, step = (rules.stacked(), step) if most is None else summed(step, check_number(most, "secure_sums"))
+    return compose(model_fn, work, rule, step, weighting="equal", **process)
 
 
 def _tempered(
@@ -84,12 +93,10 @@ def _tempered(
 _UNITS = {"categorical": "categorical", "gaussian": "gaussian:1"}
 
 
-@passing_on(last_layer_sums, SHARED)
+@passing_on(laplace_work, SHARED, ("dtype",), PRIOR, batch_size=256)
 def last_layer(
     model_fn: Model,
     *,
-    likelihood: str = "categorical",
-    prior_stddev: float | None = None,
     noise_stddev: float | None = None,
     temperature: float | None = None,
     **options: Unpack[FrozenOptions],
@@ -99,7 +106,7 @@ def last_layer(
     q(W) = N(W*, T P^-1),   P = 1 / t^2 + sum_k sum_i J_i^T H_i J_i
 
     over kernel and bias W of the last dense layer; the layers below never change. Each client sends its sums of
-    curvature and gradient (`laplace.work.last_layer_sums`), from which the server computes W*.
+    curvature and gradient (`laplace.work.laplace`), from which the server computes W*.
 
     "gaussian": one round gives the exact posterior, from any weights of the last layer; with prior and noise at the
     maximum of the marginal likelihood unless they are given. Clients may come in several rounds.
@@ -112,7 +119,8 @@ def last_layer(
       likelihood: "categorical", or "gaussian" for a model with one output, or with two, of which the second, the log
         variance, becomes constant.
       noise_stddev: of Gaussian labels; None for the maximum of the marginal likelihood.
-      **options: of `compose` and of `laplace.work.last_layer_sums`.
+      structure: "last_layer" or "kronecker", as of `laplace`: one mode for a given prior, one posterior for "gaussian".
+      **options: of `compose` and of `laplace.work.laplace`.
 
     Source: Bishop 2006, sections 3.5 and 4.5; Kristiadi et al. 2020 (arXiv:2002.10118) for last layers.
 
@@ -125,13 +133,15 @@ def last_layer(
       (None, 2)
     """
     work, process = split_options(last_layer, options)
+    likelihood, structure = work.pop("likelihood", "categorical"), work.get("structure", "last_layer")
     model_fn, unit = network_of(model_fn), lookup(_UNITS, likelihood, "likelihood")
     gaussian = likelihood == "gaussian"
     if noise_stddev is not None and not gaussian:
         raise InvalidArgument("noise_stddev is of the likelihood 'gaussian', and this is 'categorical': leave it out.")
-    laplace_weights(model_fn())
-    local = last_layer_sums(model_fn, likelihood=unit, **work)
-    stddevs = {"prior_stddev": prior_stddev, "noise_stddev": noise_stddev}
+    lookup({name: words for name, words in STRUCTURES.items() if name != "diagonal"}, structure, "structure")
+    laplace_weights(model_fn(), structure)
+    given: dict[str, Any] = {"batch_size": 256, **work, "likelihood": unit, "dtype": tf.float64}
+    local, prior = laplace_work(model_fn, **given), process.pop("prior_stddev", None)
+    stddevs = {"prior_stddev": prior, "noise_stddev": noise_stddev}
     local, heat = _tempered(local, temperature, likelihood, **stddevs)
-    step = last_layer_step(Head(gaussian, **stddevs, temperature=heat))
-    return compose(model_fn, local, rules.stacked(), step, weighting="equal", **process)
+    return _composed(model_fn, local, last_layer_step(Head(gaussian, **stddevs, temperature=heat), structure), process)

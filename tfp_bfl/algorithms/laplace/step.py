@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl import rules
 from tfp_bfl.algorithms.held import Held
 from tfp_bfl.algorithms.laplace.pool import NUM_HEAD_WEIGHTS, Curvatures, expanded_at
 from tfp_bfl.algorithms.laplace.posterior import Expansion, Head, active, solve, whole
+from tfp_bfl.algorithms.laplace.shared import SharedCurvature
 from tfp_bfl.algorithms.rows import by_client, growing, keep_newest
-from tfp_bfl.contracts import CURVATURE, Needs, ServerStep, Stack, stack_of
+from tfp_bfl.contracts import CURVATURE, ModelRule, Needs, ServerStep, Stack, as_stack, stack_of, total_of
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.servers.pooled import check_point_weights
 from tfp_bfl.weights import ClientCurvature, ModelWeights
@@ -20,7 +23,20 @@ from tfp_bfl.weights import ClientCurvature, ModelWeights
 LARGEST_DISTANCE = 0.5
 
 
-def laplace(num_weights: int, full: bool, settings: Curvatures) -> ServerStep[Stack[ClientCurvature]]:
+def no_rows(layers: Sequence[tf.Tensor], structure: str, dtype: tf.DType) -> ClientCurvature:
+    """Return a stack of no clients' sums, of a structure of `laplace.work.STRUCTURES` over some weights."""
+    leaves = lambda: tuple(growing([*x.shape], dtype) for x in layers)
+    if structure == "diagonal":
+        curvature: Any = leaves()
+    elif structure == "kronecker":
+        width, classes = layers[0].shape[0] + 1, layers[0].shape[1]
+        curvature = SharedCurvature(growing([width * (width + 1) // 2], dtype), growing([classes, classes], dtype))
+    else:
+        curvature = growing([sum(x.shape.num_elements() for x in layers)] * 2, dtype)
+    return ClientCurvature(growing([], tf.int32), growing([], tf.int32), curvature, leaves(), growing([], dtype))
+
+
+def laplace(num_weights: int, structure: str, settings: Curvatures) -> ServerStep[Stack[ClientCurvature]]:
     """Make the posterior N(w*, T (1 / t^2 + sum_k H_k)^-1) at the server's weights w*, which stay as they are.
 
     A client may come in any round, and one that comes again replaces its sums: the posterior is that of one round with
@@ -28,21 +44,17 @@ def laplace(num_weights: int, full: bool, settings: Curvatures) -> ServerStep[St
 
     Args:
       num_weights: how many of the model's last weight tensors the posterior is over.
-      full: clients send the matrix H_k, not its diagonal.
+      structure: of H_k, of `laplace.work.STRUCTURES`.
       settings: t, T and the groups of weights with a prior each.
 
     Returns:
       A step over what `tfp_bfl.rules.stacked` gives of `ClientCurvature`s. Its state is the stack, leaves [K, ...] in
-      the order of the clients' numbers. Memory: K x (2 D), or K x D_last^2.
+      the order of the clients' numbers. Memory: K times the message of a client.
     """
 
     def initialize(weights: ModelWeights) -> ClientCurvature:
         check_point_weights(weights, "Laplace's approximation")
-        point = tuple(weights.point[len(weights.point) - num_weights :])
-        size = sum(x.shape.num_elements() for x in point)
-        rows = tuple(growing([*x.shape], x.dtype) for x in point)
-        matrix = growing([size, size], tf.float32) if full else tf.nest.map_structure(tf.identity, rows)
-        return ClientCurvature(growing([], tf.int32), growing([], tf.int32), matrix, rows, growing([], tf.float32))
+        return no_rows(weights.point[len(weights.point) - num_weights :], structure, tf.float32)
 
     def predictive(state: ClientCurvature, weights: ModelWeights) -> ModelWeights:
         return settings.pool(by_client(state), weights) if len(state.client) else weights
@@ -87,7 +99,7 @@ class LastLayer(NamedTuple):
     prior_precision: Any
 
 
-def last_layer(head: Head) -> ServerStep[Stack[ClientCurvature]]:
+def last_layer(head: Head, structure: str = "last_layer") -> ServerStep[Stack[ClientCurvature]]:
     """Set the last layer to the mean of its posterior, computed from the clients' sums (`posterior.linear_head`).
 
     w <- P^-1 sum_k (H_k w - g_k),   P = 1 / t^2 + sum_k H_k
@@ -97,18 +109,18 @@ def last_layer(head: Head) -> ServerStep[Stack[ClientCurvature]]:
     clients send the sums with noise 1. The posterior around w is N(w, T P^-1).
 
     Returns:
-      A step over what `tfp_bfl.rules.stacked` gives of `laplace.work.last_layer_sums`. Memory: K x D_last^2 numbers.
-      After the last round a warning is issued if the remaining Newton step is long.
+      A step over what `tfp_bfl.rules.stacked` gives of `laplace.work.laplace`, with the structure of H_k.
+      Memory: K times the message of a client. After the last round a warning is issued if the remaining Newton step is
+      long.
     """
+
+    settings = Curvatures(head, exact=True)
 
     def initialize(weights: ModelWeights) -> LastLayer:
         check_point_weights(weights, "The posterior of a last layer")
         layer = weights.point[-NUM_HEAD_WEIGHTS:]
         at = tf.cast(flatten(layer), tf.float64)
-        size = at.shape.num_elements()
-        number = lambda shape: growing(shape, tf.float64)
-        gradient = tuple(number([*x.shape]) for x in layer)
-        rows = ClientCurvature(growing([], tf.int32), growing([], tf.int32), number([size, size]), gradient, number([]))
+        rows = no_rows(layer, structure, tf.float64)
         constants = tf.constant(np.inf, tf.float64), tf.ones([], tf.float64)
         return LastLayer(rows, at, at, *constants)
 
@@ -135,12 +147,12 @@ def last_layer(head: Head) -> ServerStep[Stack[ClientCurvature]]:
         return kept, weights._replace(point=(*weights.point[:-NUM_HEAD_WEIGHTS], *moved_to))
 
     def predictive(state: LastLayer, weights: ModelWeights) -> ModelWeights:
-        return held_sums(state, weights, head).pool() if len(state.rows.client) else weights
+        return held_sums(state, weights, settings).pool() if len(state.rows.client) else weights
 
     def notice(state: LastLayer, weights: ModelWeights) -> str | None:
         if not len(state.rows.client):
             return None
-        held = held_sums(state, weights, head)
+        held = held_sums(state, weights, settings)
         step = held.settings.approximate(held.rows, held.weights).distance
         if step <= LARGEST_STEP:
             return None
@@ -153,14 +165,35 @@ def last_layer(head: Head) -> ServerStep[Stack[ClientCurvature]]:
     return ServerStep(initialize, advance, predictive, takes=takes, name="last_layer", needs=Needs(notice=notice))
 
 
-def held_sums(state: LastLayer, weights: ModelWeights, head: Head) -> Held[ClientCurvature]:
-    """Return the sums of each client by its name, with the weights at which they are expanded."""
-    layer = tuple(np.asarray(x) for x in weights.point[-NUM_HEAD_WEIGHTS:])
-    at = tuple(np.float32(x) for x in unflatten(tf.convert_to_tensor(state.at), layer))
-    weights = weights._replace(point=(*weights.point[:-NUM_HEAD_WEIGHTS], *at))
-    return Held.of_stack(state.rows, weights, Curvatures(head, exact=True))
+def held_sums(state: LastLayer | ClientCurvature, weights: ModelWeights, settings: Curvatures) -> Held[ClientCurvature]:
+    """Return the clients' sums by name in a state of `last_layer` or `laplace`, with the weights at which they are."""
+    if isinstance(state, LastLayer):
+        layer = tuple(np.asarray(x) for x in weights.point[-NUM_HEAD_WEIGHTS:])
+        at = tuple(np.float32(x) for x in unflatten(tf.convert_to_tensor(state.at), layer))
+        weights = weights._replace(point=(*weights.point[:-NUM_HEAD_WEIGHTS], *at))
+    return Held.of_stack(_rows(state), weights, settings)
 
 
 def _total(rows: ClientCurvature, at: tf.Tensor) -> Expansion:
     total = tf.nest.map_structure(lambda x: tf.reduce_sum(x, 0), rows)
     return Expansion(total.curvature, flatten(total.gradient), total.nll, at, total.num_examples)
+
+
+def _rows(state: LastLayer | ClientCurvature) -> ClientCurvature:
+    return state.rows if isinstance(state, LastLayer) else state
+
+
+def summed(step: ServerStep[Stack[ClientCurvature]], most: float) -> tuple[ModelRule[Any, Any], ServerStep[Any]]:
+    """Return the rule of the sum over a round's clients, for secure sums by the largest number of examples `most`, and
+    `laplace` or `last_layer` as a step that takes it as the row of one client that comes again.
+    """
+
+    def advance(state: Any, weights: ModelWeights, pooled: ClientCurvature, seed: tf.Tensor) -> Any:
+        whole = lambda x, dtype: tf.cast(tf.round(x) if dtype.is_integer else x, dtype)[tf.newaxis]
+        pooled = pooled._replace(client=tf.zeros_like(pooled.client))
+        rows = tf.nest.map_structure(lambda x, y: whole(x, y.dtype), pooled, _rows(state))
+        return step.next(state, weights, as_stack(rows), seed)
+
+    unit = tf.constant(most, tf.float64)
+    units = lambda weights: tf.nest.map_structure(lambda _: unit, _rows(step.initialize(weights)))
+    return rules.total()._replace(units=units), cast(Any, step)._replace(next=advance, takes=total_of(CURVATURE))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import os
 import pathlib
@@ -96,42 +97,37 @@ def _laplace(job: Job, options: Any) -> tuple[bfl.federated.BayesianProcess, int
     likelihood: dict[str, Any] = {} if job.train.target is None else {"likelihood": build.LIKELIHOOD}
     model_fn, spec = job.process.model_fn, job.train.element_spec
     process = bfl.algorithms.laplace(model_fn, element_spec=spec, **options.model_dump(), **likelihood)
+    return process, 1, functools.partial(_held, process, options, {})
 
-    def held(state: Any, temperature: float) -> Any:
-        from tfp_bfl.algorithms.laplace.pool import Curvatures
-        from tfp_bfl.algorithms.laplace.posterior import Head
-        from tfp_bfl.algorithms.laplace.work import layers_of
 
-        groups = layers_of(process.model_fn(), options.structure) if options.prior_by_layer else ()
-        head = Head(prior_stddev=options.prior_stddev, temperature=temperature)
-        settings = Curvatures(head, groups=groups)
-        return bfl.algorithms.held.Held.of_stack(state.step, state.weights, settings)
+def _held(process: bfl.federated.BayesianProcess, options: Any, exact: dict[str, Any], state: Any, heat: float) -> Any:
+    """Return the clients' sums in the last state of `laplace`, or with settings of an `exact` last layer."""
+    from tfp_bfl.algorithms.laplace.pool import Curvatures
+    from tfp_bfl.algorithms.laplace.posterior import Head
+    from tfp_bfl.algorithms.laplace.step import held_sums
+    from tfp_bfl.algorithms.laplace.work import layers_of
 
-    return process, 1, held
+    by_layer = not exact and options.prior_by_layer
+    groups = layers_of(process.model_fn(), options.structure) if by_layer else ()
+    head = Head(prior_stddev=options.prior_stddev, temperature=heat, **exact)
+    return held_sums(state.step, state.weights, Curvatures(head, bool(exact), groups))
 
 
 def _last_layer(job: Job, options: Any) -> tuple[bfl.federated.BayesianProcess, int, Callable]:
     target, noise = job.train.target, options.noise_stddev
     if target is None and noise is not None:
         raise InvalidArgument("noise_stddev is of regression, and the run is of classes: leave it out.")
-    noise = None if target is None or noise is None else noise / target.scale
+    exact = {"gaussian": target is not None, "noise_stddev": noise and target and noise / target.scale}
     process = bfl.algorithms.last_layer(
         job.process.model_fn,
         likelihood="categorical" if target is None else "gaussian",
         element_spec=job.train.element_spec,
-        prior_stddev=options.prior_stddev,
-        noise_stddev=noise,
-        temperature=options.temperature,
+        noise_stddev=exact["noise_stddev"],
+        **options.model_dump(include={"prior_stddev", "structure", "temperature"}),
     )
-
-    def held(state: Any, temperature: float) -> Any:
-        from tfp_bfl.algorithms.laplace.posterior import Head
-        from tfp_bfl.algorithms.laplace.step import held_sums
-
-        head = Head(target is not None, options.prior_stddev, noise, temperature)
-        return held_sums(state.step, state.weights, head)
-
-    return process, options.rounds or (_ROUNDS if target is None else 1), held
+    of_classes = _ROUNDS_OF_SOFTMAX if options.structure == "kronecker" else _ROUNDS
+    rounds = options.rounds or (of_classes if target is None else 1)
+    return process, rounds, functools.partial(_held, process, options, exact)
 
 
 def _head(job: Job, options: Any) -> tuple[bfl.federated.BayesianProcess, int, Callable]:
