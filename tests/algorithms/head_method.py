@@ -8,7 +8,8 @@ from tfp_bfl.algorithms.heads import softmax
 from tfp_bfl.algorithms.heads.classes import NUM_DRAWS
 from tfp_bfl.algorithms.heads.posterior import HeadSettings, fit, fit_softmax, sent
 from tfp_bfl.algorithms.heads.step import HeadState
-from tfp_bfl.algorithms.heads.sums import HeadMessage, head_sums
+from tfp_bfl.algorithms.heads.sums import HeadMessage
+from tfp_bfl.algorithms.heads.work import head_sums
 
 from .method import ALIKE, SEED, Method, fold, mlp
 
@@ -47,4 +48,5 @@ def head(name):
     build = lambda: algorithms.head(model_fn, head=name, seed=SEED, **options)
     work = head_sums(model_fn, gradients=name == "softmax", **options)
     rounds = 20 if name == "softmax" else 2
-    return Method(model_fn, build, work, lambda sizes: sizes, pool, alone, ALIKE, rounds=rounds, metrics={})
+    metrics = {"upload_bits": 3 * 64 * 600}
+    return Method(model_fn, build, work, lambda sizes: sizes, pool, alone, ALIKE, rounds=rounds, metrics=metrics)

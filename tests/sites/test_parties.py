@@ -42,12 +42,13 @@ PROCESSES = {
     "error memory": lambda: bfl.algorithms.fed_opt(
         build("deterministic"), compressor="largest:0.1", error_memory=True, **OPTIONS
     ),
+    "head": lambda: bfl.algorithms.head(build("deterministic"), sum_bits=10, element_spec=TRAIN.element_spec),
     "qlsd": lambda: qlsd(estimator="anchored", compressor="quantiser:4", per_tensor=True, participation=0.7),
     "qlsd, by client": lambda: qlsd(
         compressor=("quantiser:4", "none", "sparsifier:0.5"), participation=(0.9, 1.0, 0.7)
     ),
 }
-CODED = ("compressed", "default", "8-bit variances", "error memory", "qlsd")
+CODED = ("compressed", "default", "8-bit variances", "error memory", "head", "qlsd")
 FAST = ("variational", "partitioned_vi", "fed_opt", "compressed")
 LATER = (pytest.mark.long, pytest.mark.deep(after="tests/sites/test_parties.py"))
 

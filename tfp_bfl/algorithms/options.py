@@ -120,6 +120,8 @@ class FrozenOptions(Process, total=False):
     likelihood: str | Likelihood
     prior_stddev: float | None
     held_back: float
+    sum_bits: int
+    example_privacy: ExamplePrivacy | None
     secure_sums: float | None
 
 

@@ -159,7 +159,7 @@ _METHODS = (
     Method(
         "head",
         "the exact head on frozen features, in closed form or by softmax, from sums of the clients",
-        (HeadFit,),
+        (HeadFit, PrivateExamples),
         requires=_only(POINT, CLASSES),
         defaults={"kind": "deterministic", "rounds": 2},
         steps=lambda config, num_examples: 1,

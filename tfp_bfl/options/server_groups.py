@@ -271,6 +271,7 @@ class HeadFit(Group):
     softmax_temperature: Positive | None = option(
         None, "Softmax temperature of the head; by default that of the held-back examples."
     )
+    sum_bits: Count = option(64, "Bits of an entry of the Gram matrix in a client's message: 8, 10, 12, 16 or 64.")
 
 
 class AtWeights(Group):

@@ -187,7 +187,7 @@ class PrivateExamples(Group):
 
     example_clip_norm: Positive | None = option(
         None,
-        "Example-level differential privacy: clipping norm of one example's gradient; requires inference backprop.",
+        "Example-level differential privacy: clipping norm of an example's gradient (inference backprop) or features.",
         argument=None,
     )
     example_noise: PositiveOrZero = option(

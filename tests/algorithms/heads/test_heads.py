@@ -9,7 +9,7 @@ from scipy import optimize, special, stats
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
-from tfp_bfl import algorithms, federated, models
+from tfp_bfl import algorithms, federated, models, training
 from tfp_bfl.algorithms.heads import classes, posterior, ridge, softmax
 from tfp_bfl.algorithms.heads.sums import TEMPERATURES, ClassSums
 from tfp_bfl.data import Clients, Source, label_skew
@@ -280,6 +280,10 @@ def test_constant_columns_clients_of_one_row_and_a_class_that_nobody_has(head):
         ({"prior_stddev": 1.0}, "prior_stddev is of the heads ridge and softmax"),
         ({"held_back": 0.6}, "held_back"),
         ({"softmax_temperature": 0.0}, "softmax_temperature"),
+        ({"sum_bits": 7}, "sum_bits is 7, but must be 8, 10, 12, 16 or 64"),
+        ({"head": "softmax", "example_privacy": training.ExamplePrivacy(1.0, 1.0)}, "use head gaussian or ridge"),
+        ({"example_privacy": training.ExamplePrivacy(0.0, 1.0)}, "clip_norm"),
+        ({"sum_bits": 8, "secure_sums": 10.0}, "leave out sum_bits or secure_sums"),
         (
             {"network": models.linear("deterministic", input_shape=(4097,), num_classes=3)},
             "4,097 features and 3 classes, .* 0.4 GiB",

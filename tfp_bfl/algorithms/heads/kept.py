@@ -13,7 +13,7 @@ from tfp_bfl.algorithms.heads import softmax
 from tfp_bfl.algorithms.heads.classes import NUM_DRAWS
 from tfp_bfl.algorithms.heads.posterior import HEADS, Fitted, HeadSettings, at_temperature, fit, fit_softmax
 from tfp_bfl.algorithms.heads.step import temperature_of
-from tfp_bfl.algorithms.heads.sums import ClassSums, as_matrix
+from tfp_bfl.algorithms.heads.sums import ClassSums, as_matrix, repaired
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.weights import ModelWeights, ServerMessage
 
@@ -64,7 +64,7 @@ class Heads(NamedTuple):
         if not rows:
             raise InvalidArgument("A head is made of clients' sums: one client at least must be left.")
         total = functools.reduce(lambda a, b: ClassSums(*map(np.add, a, b)), (row[2:] for row in rows.values()))
-        total = ClassSums(*map(tf.constant, total))
+        total = repaired(ClassSums(*map(tf.constant, total)))  # Rows of few bits may be those of a few examples.
         if HEADS[self.place] != "softmax":
             return fit(total, HeadSettings(HEADS[self.place], self.stddev), NUM_DRAWS)
         basis, mode = softmax.basis_of(total), as_matrix(weights.point[-2:])

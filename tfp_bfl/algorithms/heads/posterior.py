@@ -26,11 +26,15 @@ class HeadSettings(NamedTuple):
       stddev: of the prior of the weights of "ridge" and, on standardised features, of "softmax"; None for the maximum
         of the marginal likelihood.
       temperature: by which logits are divided; None for that of the held-back rows.
+      is_noisy: the sums are rounded or have noise, and are repaired (`sums.repaired`).
+      clip_norm: of the rows, under differential privacy.
     """
 
     head: str = "gaussian"
     stddev: float | None = None
     temperature: float | None = None
+    is_noisy: bool = False
+    clip_norm: float | None = None
 
 
 class Fitted(NamedTuple):

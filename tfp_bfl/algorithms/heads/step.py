@@ -18,8 +18,17 @@ from tfp_bfl.algorithms.heads.posterior import (
     fitted_temperature,
     sent,
 )
-from tfp_bfl.algorithms.heads.sums import NUM_SENT, TEMPERATURES, ClassSums, HeadMessage, HeadSums, first_message
+from tfp_bfl.algorithms.heads.sums import (
+    NUM_SENT,
+    ClassSums,
+    HeadMessage,
+    HeadSums,
+    empty_sums,
+    first_message,
+    repaired,
+)
 from tfp_bfl.contracts import HEAD_SUMS, Needs, ServerStep, total_of
+from tfp_bfl.posterior.kronecker import upper
 from tfp_bfl.servers.pooled import check_point_weights
 from tfp_bfl.weights import ModelWeights
 
@@ -58,9 +67,9 @@ def head(settings: HeadSettings, scale: float = 1.0) -> ServerStep[HeadSums]:
         check_point_weights(weights, "An exact head")
         message = first_message(weights)
         width, classes = message.weights.shape
-        zeros = lambda *shape: tf.zeros(shape, tf.float64)
-        features = ClassSums(zeros(classes), zeros(classes, width - 1), zeros(width * (width - 1) // 2))
-        state = HeadState(tf.constant(0), features, zeros(len(TEMPERATURES) + 1), message)
+        empty = empty_sums(width - 1, classes)
+        features = empty.features._replace(gram=upper(empty.features.gram))
+        state = HeadState(tf.constant(0), features, empty.losses, message)
         return state._replace(search=softmax.empty(width, classes)) if iterates else state
 
     def advance(
@@ -90,7 +99,7 @@ def head(settings: HeadSettings, scale: float = 1.0) -> ServerStep[HeadSums]:
                 f"before the last step (root mean square over the weights; at most {LARGEST_STEP:g} serve): run more "
                 "rounds, each with all clients."
             )
-        if settings.temperature is None and int(state.rounds) < 2:
+        if settings.temperature is None and settings.clip_norm is None and int(state.rounds) < 2:
             return "The softmax temperature is 1: a second round fits it to rows that clients hold back."
         return None
 
@@ -107,9 +116,10 @@ def head(settings: HeadSettings, scale: float = 1.0) -> ServerStep[HeadSums]:
 
 def _begun(settings: HeadSettings, state: HeadState, new: HeadSums, seed: tf.Tensor) -> HeadState:
     """Return the state with the sums of the first round, and the head or the first step of softmax."""
-    state = state._replace(features=new.features)
+    features = repaired(new.features, settings.clip_norm) if settings.is_noisy else new.features
+    state = state._replace(features=features)
     if settings.head == "softmax":
-        state = state._replace(search=softmax.begin(state.search, new.features, settings.stddev))
+        state = state._replace(search=softmax.begin(state.search, features, settings.stddev))
     return _with_message(state, settings, seed)
 
 

@@ -104,6 +104,14 @@ def in_a_line(summary: Mapping[str, Any]) -> str:
     return f"{score(summary)}  NLL {summary['test_nll']:.4f}  {last}  {share}"
 
 
+def passes_of(config: RunConfig, num_examples: int) -> tuple[int, int]:
+    """Return batch size and epochs of a run's first round, of which privacy of examples is accounted for.
+
+    Clients without batches release a sum over all examples, once.
+    """
+    return (config.batch_size, config.local_epochs) if config.has("batch_size") else (num_examples, 1)
+
+
 def privacy(
     config: RunConfig,
     last: Mapping[str, Any],
@@ -116,8 +124,9 @@ def privacy(
     """
     epsilons = {} if last.get("epsilon") is None else {"epsilon": last["epsilon"]}
     if config.example_clip_norm:
-        epochs = config.rounds * config.local_epochs
-        settings = config.batch_size, epochs, config.privacy_delta
+        sizes = list(sizes)
+        batch_size, epochs = passes_of(config, max(sizes))
+        settings = batch_size, epochs * (config.rounds if config.has("batch_size") else 1), config.privacy_delta
         of_examples = bfl.privacy.largest_example_epsilon(config.example_noise, sizes, *settings)
         epsilons |= {} if of_examples is None else {"example_epsilon": of_examples}
     own = process.privacy if process else None

@@ -14,6 +14,7 @@ import pydantic
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build
+from tfp_bfl.app.one_run.records import passes_of
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.data.agreement import NO_OPTIONS, TableOptions
 from tfp_bfl.data.cells import TEXT_KINDS
@@ -138,8 +139,9 @@ class Site(member.Member):
         steps = SentWeights(self._process, member.VersionFiles(memory / "weights", back), job.parties)
         # After the checks, which cost nothing, and before the name is bound to the job.
         if (limit := self._file.max_example_epsilon) is not None:
-            noise = config.example_noise, data.train.num_examples, config.batch_size, config.local_epochs
-            of_run = run, digest, bfl.privacy.example_steps(*noise), config.rounds
+            number = data.train.num_examples
+            steps_of_round = bfl.privacy.example_steps(config.example_noise, number, *passes_of(config, number))
+            of_run = run, digest, steps_of_round, config.rounds
             self._ledger = member.Ledger(self._folder / "ledger", *of_run, limit, self._file.delta)
         charge = None if self._ledger is None else self._ledger.charge
         own = self._process, self._source, job.number, secret_of(self._folder), run
