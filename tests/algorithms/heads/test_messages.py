@@ -16,7 +16,7 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior.kronecker import symmetric
 from tfp_bfl.privacy import composed_epsilon, example_steps
 
-from .test_heads import CLASSES, FEATURES, LABELS, RNG, SIZE, SOURCE, double, run, sums_of
+from .test_heads import CLASSES, FEATURES, LABELS, SIZE, SOURCE, double, run, sums_of
 
 
 def halves(bits):
