@@ -171,9 +171,7 @@ def centered_clip(rule: AnyRule[ModelWeights, Given]) -> ModelGatherRule[ModelWe
         pooled = _pool(inner, left, tf.ones_like(importance), anchor)
         return with_metrics(pooled, clipped_clients=tf.math.count_nonzero(distance > radius, dtype=tf.int32))
 
-    return ModelGatherRule(
-        pool, f"centered_clip {inner.name}", inner.traits._replace(linear=False, averages=""), gives=inner.gives
-    )
+    return _gather_rule(pool, "centered_clip", inner)
 
 
 def geometric_median(points: tf.Tensor, tolerance: float = 1e-6, most_steps: int = 200) -> tf.Tensor:
@@ -206,21 +204,22 @@ def _trimmed(
 ) -> ModelGatherRule[ModelWeights, Given]:
     inner = _for_stack(rule, what)
 
-    def dropped(importance: tf.Tensor) -> tf.Tensor:
-        num_clients = tf.shape(importance)[0]
-        return tf.minimum(at_each_end(num_clients), (num_clients - 1) // 2)
-
     def pool(stacked: ModelWeights, importance: tf.Tensor, anchor: ModelWeights) -> Pooled[Given]:
-        k, num_clients = dropped(importance), tf.shape(importance)[0]
-        left = by_part(
-            functools.partial(_middle, k), functools.partial(each, lambda x: _cut(tf.sort(x, 0), k)), stacked
-        )
+        num_clients = tf.shape(importance)[0]
+        k = tf.minimum(at_each_end(num_clients), (num_clients - 1) // 2)
+        ordered = lambda point: each(lambda x: tf.sort(x, 0)[k : num_clients - k], point)
+        left = by_part(functools.partial(_middle, k), ordered, stacked)
         pooled = _pool(inner, left, tf.ones([num_clients - 2 * k], importance.dtype), anchor)
         return with_metrics(pooled, trimmed_clients=2 * k)
 
-    return ModelGatherRule(
-        pool, f"{what} {inner.name}", inner.traits._replace(linear=False, averages=""), gives=inner.gives
-    )
+    return _gather_rule(pool, what, inner)
+
+
+def _gather_rule(
+    pool: Callable[..., Pooled[Given]], what: str, inner: ModelRule[ModelWeights, Given]
+) -> ModelGatherRule[ModelWeights, Given]:
+    traits = inner.traits._replace(linear=False, averages="")
+    return ModelGatherRule(pool, f"{what} {inner.name}", traits, gives=inner.gives)
 
 
 def _for_stack(rule: AnyRule[ModelWeights, Given], what: str) -> ModelRule[ModelWeights, Given]:
@@ -296,11 +295,6 @@ def _with_points(stacked: AnyWeights, points: tf.Tensor) -> Any:
 
 def _values(stacked: AnyWeights) -> tuple[Any, Any]:
     return (stacked.posterior.mean, stacked.point) if isinstance(stacked, ModelWeights) else (stacked.mean, ())
-
-
-def _cut(x: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
-    """Return x [K, ...] without the first and the last k."""
-    return x[k : tf.shape(x)[0] - k]
 
 
 def _check_share(share: float) -> float:
