@@ -22,11 +22,11 @@ from tfp_bfl.federated.local import (
     check_once,
     client_of,
     reason,
+    start,
     with_variables,
 )
 from tfp_bfl.federated.loops import MOST_AHEAD, Groups, check_shapes, rounds_in_a_row, stacked, sum_of_groups
 from tfp_bfl.federated.round import Broadcast, Contribution, Round, check_secret
-from tfp_bfl.federated.threads import start
 from tfp_bfl.tensors import traced_for_xla
 
 # Each size is one more loop to compile.

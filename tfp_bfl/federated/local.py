@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import Metrics, ServerState
 from tfp_bfl.data import ClientRows
-from tfp_bfl.errors import ComputationError, InvalidArgument
+from tfp_bfl.errors import ComputationError, InvalidArgument, check_count
 from tfp_bfl.federated.round import (
     Broadcast,
     Contribute,
@@ -26,9 +29,9 @@ from tfp_bfl.federated.round import (
     summed_rows,
     types_of,
 )
-from tfp_bfl.federated.threads import start
 from tfp_bfl.tensors import TensorTree
 
+T = TypeVar("T")
 # What an engine accepts for the data of a part of a round's clients: `engines.Engine`.
 Accepts = Literal["datasets", "rows", "examples", "references"]
 
@@ -180,3 +183,29 @@ def reason(message: str) -> str:
     around = ("Graph execution error", "Detected at node", "Node:", "<stack traces", " ", "\t")
     lines = [line for line in message.splitlines() if line.strip() and not line.startswith(around)]
     return (lines or [message])[0].strip()
+
+
+def start(function: Callable[[], T], name: str = "tfp_bfl-call") -> Future[T]:
+    """Run a function on a separate daemon thread, so that a program can exit in the middle of it."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
+def share_cores(num_clients: int) -> None:
+    """Split the cores among the clients that are worked through at once: operations of small models are faster so.
+
+    Without effect once TensorFlow has computed anything in this process, or where TF_NUM_INTRAOP_THREADS is set.
+    """
+    check_count(num_clients, "num_clients")
+    cores = len(os.sched_getaffinity(0))
+    if "TF_NUM_INTRAOP_THREADS" not in os.environ:
+        with contextlib.suppress(RuntimeError):  # It has started.
+            tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // min(cores, num_clients)))
