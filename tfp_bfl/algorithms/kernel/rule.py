@@ -15,8 +15,9 @@ import tensorflow as tf
 from tfp_bfl.algorithms.kernel import bandwidths, mean_shift
 from tfp_bfl.algorithms.kernel.mean_shift import Rest, ScaledClients
 from tfp_bfl.contracts import ModelGatherRule, Pooled, Traits
-from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup, shown
+from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
 from tfp_bfl.posterior import MeanField, mixtures
+from tfp_bfl.rules.aggregate import checked_weights
 from tfp_bfl.rules.rule import each
 from tfp_bfl.tensors import Array
 from tfp_bfl.weights import ModelWeights
@@ -334,11 +335,4 @@ def _check_values(values: Array, weights: Any, bandwidth: str) -> tuple[tf.Tenso
             raise InvalidArgument(
                 f"Every value must be finite; it is not so for the clients at {np.flatnonzero(~sound).tolist()}."
             )
-    if weights is None:
-        return values, None
-    weights = tf.cast(tf.convert_to_tensor(weights), tf.float64)
-    if weights.shape.rank != 1 or not weights.shape.is_compatible_with([num_clients]):
-        raise InvalidArgument(f"weights must be [{num_clients}], one a client, but have shape {weights.shape}.")
-    if tf.executing_eagerly() and not bool(tf.reduce_all(tf.math.is_finite(weights) & (weights > 0))):
-        raise InvalidArgument(f"weights must be finite and above zero, but are {shown(weights.numpy().tolist())}.")
-    return values, weights
+    return values, None if weights is None else checked_weights(weights, num_clients, tf.float64)
