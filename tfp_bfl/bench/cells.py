@@ -76,11 +76,6 @@ def _damaged(path: pathlib.Path) -> InvalidArgument:
     )
 
 
-def read_cells(output: pathlib.Path) -> list[dict[str, Any]]:
-    """Return the summaries that are there."""
-    return [read_summary(path.parent) for path in sorted(output.glob(f"*/{SUMMARY}"))]
-
-
 def run_once(folder: pathlib.Path, work: Callable[[], Any], goes_on: bool = False) -> None:
     """Call `work`, which fills the folder and writes its summary last, unless the summary is there.
 

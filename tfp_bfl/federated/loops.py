@@ -53,15 +53,14 @@ def sum_over(round: Round, work: Work, chosen: tf.Tensor) -> Contribution:
     return _looped(round, work, chosen, one)
 
 
-def sum_of_rows(round: Round, contribute: Contribute, sent: Broadcast, rows: ClientExamples) -> Contribution:
-    """Return the sum of what clients of one size contribute, of their examples with leaves [K, n, ...]."""
-    row = lambda k: tf.nest.map_structure(lambda x: tf.gather(x, k), rows)
-    return sum_over(round, lambda k: contribute(sent, row(k)), tf.range(rows.labels.shape[0]))
-
-
 def sum_of_groups(round: Round, contribute: Contribute, sent: Broadcast, groups: Groups) -> Contribution:
     """Return the sum of what clients of several sizes contribute."""
-    return functools.reduce(round.add, [sum_of_rows(round, contribute, sent, group) for group in groups])
+
+    def of_one_size(rows: ClientExamples) -> Contribution:
+        row = lambda k: tf.nest.map_structure(lambda x: tf.gather(x, k), rows)
+        return sum_over(round, lambda k: contribute(sent, row(k)), tf.range(rows.labels.shape[0]))
+
+    return functools.reduce(round.add, map(of_one_size, groups))
 
 
 def rounds_in_a_row(

@@ -17,8 +17,6 @@ Weights = TypeVar("Weights")
 Structure = TypeVar("Structure")
 # `tfp_bfl.rules` fills it.
 RULES: dict[str, Any] = {}
-# Those of them that are for one round (`Traits.one_shot`), for whoever must not import TensorFlow.
-ONE_SHOT = ("weighted_sum", "conflation", "weighted_conflation")
 
 
 def each(function: Callable[..., TensorTree], *structures: TensorTree) -> Any:

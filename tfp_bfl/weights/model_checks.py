@@ -84,10 +84,11 @@ def check_layers(model: keras.Model) -> None:
     """
     still = {id(layer) for layer in frozen_layers(model)}
     for layer in model._flatten_layers(include_self=False):
-        kind = type(layer)
+        kind, parts = type(layer), [*layer._flatten_layers()]
         # Those of frozen layers are constants of the weights.
-        adds = any((x._losses or x._callable_losses) and id(x) not in still for x in layer._flatten_layers())
-        if "tensorflow_probability" in kind.__module__ or (adds and not _holds_variational(layer)):
+        adds = any((x._losses or x._callable_losses) and id(x) not in still for x in parts)
+        of_kl = any(getattr(part, "variational_weights", []) for part in parts)
+        if "tensorflow_probability" in kind.__module__ or (adds and not of_kl):
             raise InvalidArgument(
                 f"The layer {layer.name!r} ({kind.__name__}) has losses of its own, which local training would leave "
                 "out: use the layers of tfp_bfl.layers, without regularizers."
@@ -152,10 +153,6 @@ def _outputs(model: keras.Model, scale: float) -> Any:
             return tf.cast(model(inputs.astype(np.float32), training=False), tf.float32).numpy()
     except (tf.errors.OpError, ValueError, TypeError):  # Such as an embedding, of numbers that are no words.
         return None
-
-
-def _holds_variational(layer: keras.layers.Layer) -> bool:
-    return any(getattr(part, "variational_weights", []) for part in layer._flatten_layers())
 
 
 # Operations with these attributes keep the state of a generator; stateless ones take their seed as an input.
