@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import tensorflow as tf
 
@@ -12,6 +12,7 @@ from tfp_bfl.contracts import GatherRule, Pooled, Rule
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.tensors import TensorTree
+from tfp_bfl.weights.kinds import Statistics
 
 Weights = TypeVar("Weights")
 Structure = TypeVar("Structure")
@@ -39,8 +40,16 @@ def stddevs(q: MeanField) -> Any:
     return each(lambda v: tf.where(v > 0, tf.sqrt(v), tf.ones_like(v)), q.variance)
 
 
-# What a rule keeps of itself when it is lifted.
-KEPT = ("name", "traits", "takes", "gives")
+class Counted(NamedTuple, Generic[Statistics]):
+    """Hold statistics, and the number of clients, or of numbers, that a bound cut."""
+
+    sums: Statistics
+    clipped: tf.Tensor
+
+
+def kept(rule: Rule | GatherRule, **changed: object) -> dict[str, Any]:
+    """Return the fields that a rule keeps when another is made of it, with some changed."""
+    return {**{name: getattr(rule, name) for name in ("name", "traits", "takes", "gives")}, **changed}
 
 
 def without_noise_of_server(rule: Structure) -> Structure:
