@@ -21,7 +21,7 @@ from tfp_bfl.errors import InvalidArgument, check_number, shown
 from tfp_bfl.named import WithArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.gather import summarise_stack
-from tfp_bfl.rules.rule import Counted, each, with_metrics, without_noise_of_server
+from tfp_bfl.rules.rule import Clipped, each, with_metrics, without_noise_of_server
 from tfp_bfl.rules.whole_model import whole_model
 from tfp_bfl.weights import ModelWeights, by_part, change_norm, coordinates
 from tfp_bfl.weights.change import AnyWeights, from_coordinates
@@ -50,23 +50,23 @@ def clipped(rule: AnyRule[ModelWeights, Given], max_norm: float) -> ModelRule[Mo
     inner = _of_weights(rule)
     max_norm = check_number(max_norm, "max_norm")
 
-    def summarise(local: ModelWeights, anchor: ModelWeights, weight: tf.Tensor) -> Counted:
+    def summarise(local: ModelWeights, anchor: ModelWeights, weight: tf.Tensor) -> Clipped:
         start = coordinates(anchor)
         change = each(tf.subtract, coordinates(local), start)
         norm = change_norm(local, anchor)
         factor = max_norm / tf.maximum(norm, max_norm)
         moved = from_coordinates(each(lambda a, d: a + factor * d, start, change))
         local = each(lambda own, new: tf.where(norm <= max_norm, own, tf.cast(new, own.dtype)), local, moved)
-        return Counted(inner.summarise(local, anchor, weight), tf.cast(norm > max_norm, tf.int32))
+        return Clipped(inner.summarise(local, anchor, weight), tf.cast(norm > max_norm, tf.int32))
 
-    def merge(a: Counted, b: Counted) -> Counted:
-        return Counted(inner.merge(a.sums, b.sums), a.clipped + b.clipped)
+    def merge(a: Clipped, b: Clipped) -> Clipped:
+        return Clipped(inner.merge(a.sums, b.sums), a.clipped + b.clipped)
 
-    def pool(total: Counted, anchor: ModelWeights) -> Pooled[Given]:
+    def pool(total: Clipped, anchor: ModelWeights) -> Pooled[Given]:
         return with_metrics(inner.pool(total.sums, anchor), clipped_clients=total.clipped)
 
     of_inner: Any = inner.units
-    units = of_inner and (lambda anchor: Counted(of_inner(anchor), tf.constant(1)))
+    units = of_inner and (lambda anchor: Clipped(of_inner(anchor), tf.constant(1)))
     traits = inner.traits._replace(uses_anchor=True, linear=False, averages="")
     return ModelRule(summarise, merge, pool, f"clipped {inner.name}", traits, gives=inner.gives, units=units)
 

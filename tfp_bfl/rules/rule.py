@@ -40,7 +40,7 @@ def stddevs(q: MeanField) -> Any:
     return each(lambda v: tf.where(v > 0, tf.sqrt(v), tf.ones_like(v)), q.variance)
 
 
-class Counted(NamedTuple, Generic[Statistics]):
+class Clipped(NamedTuple, Generic[Statistics]):
     """Hold statistics, and the number of clients, or of numbers, that a bound cut."""
 
     sums: Statistics
