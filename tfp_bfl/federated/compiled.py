@@ -129,7 +129,7 @@ class CompiledEngine(LocalEngine):
         sent, calls = self._broadcast(state), []
         for i, groups in enumerate(self._parts):
             key = self._most > 0, *(tuple(x.shape) for x in tf.nest.flatten((sent, groups)))
-            work = self._work_of(i, key, lambda one, groups=groups: self._compiled(one, sent, groups))
+            work = self._work_of(i, key, functools.partial(self._compiled, sent=sent, groups=groups))
             calls.append(functools.partial(work, sent, groups))
         # Not by XLA, which sorts all weights for a median of them.
         return Output(*as_arrays(self._conclude(state, functools.reduce(self._add, at_once(calls)))))

@@ -24,7 +24,7 @@ FAN_IN = "fan_in"
 class Flipout(GaussianLayer):
     """The base of both layers: variables with floors and their priors."""
 
-    _stated = ("variational_bias", "initial_stddev", "min_stddev")
+    _stated: tuple[str, ...] = ("variational_bias", "initial_stddev", "min_stddev")
 
     def __init__(
         self,

@@ -228,7 +228,7 @@ class GaussianLayer(OfEitherKeras):
 class Dense(GaussianLayer):
     """[B, ..., D] -> [B, ..., units]."""
 
-    _stated = ("units",)
+    _stated: tuple[str, ...] = ("units",)
 
     def _kernel_shape(self, input_shape: tf.TensorShape) -> list[int]:
         return [input_shape[-1], self.units]
@@ -242,7 +242,7 @@ class Dense(GaussianLayer):
 class Convolution(GaussianLayer):
     """[B, H, W, D] -> [B, H', W', filters]."""
 
-    _stated = ("filters", "kernel_size", "strides", "padding")
+    _stated: tuple[str, ...] = ("filters", "kernel_size", "strides", "padding")
 
     def __init__(self, filters: int, kernel_size: Any, strides: Any = 1, padding: str = "valid", **kwargs: Any):
         super().__init__(filters, **kwargs)

@@ -69,7 +69,7 @@ def checked_range(parametrization: str, logit_range: tuple[float, float] | None)
 class VariationalDropout(GaussianLayer):
     """The base of both layers: logits, their range, the KL, and local reparametrisation."""
 
-    _stated = ("parametrization", "initial_logit", "logit_range", "detached")
+    _stated: tuple[str, ...] = ("parametrization", "initial_logit", "logit_range", "detached")
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ class Clipped(NamedTuple, Generic[Statistics]):
     clipped: tf.Tensor
 
 
-def kept(rule: Rule | GatherRule, **changed: object) -> dict[str, Any]:
+def kept(rule: Rule[Any, Any, Any, Any] | GatherRule[Any, Any, Any], **changed: object) -> dict[str, Any]:
     """Return the fields that a rule keeps when another is made of it, with some changed."""
     return {**{name: getattr(rule, name) for name in ("name", "traits", "takes", "gives")}, **changed}
 

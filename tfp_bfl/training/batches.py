@@ -150,6 +150,7 @@ def _batches(
 
     XLA has no kernel for the shuffle, and each batch of a loop must have one size there: the last one comes by itself.
     """
+    order: tf.Tensor
     of_all, slice_of = lambda i: None, lambda i: tf.slice(order, [i * batch_size], [batch_size])
     if is_padded():
         present, number = examples.client >= 0, num_present(examples)
