@@ -5,9 +5,8 @@ from tfp_bfl.federated.averaging import check_average_rounds
 from tfp_bfl.federated.checkpoints import Checkpoints
 from tfp_bfl.federated.checks import check_clients
 from tfp_bfl.federated.draws import Thinning, check_thinning
-from tfp_bfl.federated.engines import ENGINES, check_engine, default_engine
+from tfp_bfl.federated.engines import ENGINES, check_engine, default_engine, share_cores
 from tfp_bfl.federated.ensemble import Ensemble, Members, member_seed
-from tfp_bfl.federated.local import share_cores
 from tfp_bfl.federated.notices import chance_warning, collapse_warning, constant_warning
 from tfp_bfl.federated.options import Backend, Checkpointing, Cohorts, Monitor, Prediction
 from tfp_bfl.federated.pretraining import pretrain

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import itertools
@@ -18,7 +17,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import Metrics, ServerState
 from tfp_bfl.data import ClientRows
-from tfp_bfl.errors import ComputationError, InvalidArgument, check_count
+from tfp_bfl.errors import ComputationError, InvalidArgument
 from tfp_bfl.federated.round import (
     Broadcast,
     Contribute,
@@ -207,15 +206,3 @@ def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
     """Return the results of functions, each called on a thread of its own (`start`)."""
     futures = [start(call) for call in calls]
     return [future.result() for future in futures]
-
-
-def share_cores(num_clients: int) -> None:
-    """Split the cores among the clients that are worked through at once: operations of small models are faster so.
-
-    Without effect once TensorFlow has computed anything in this process, or where TF_NUM_INTRAOP_THREADS is set.
-    """
-    check_count(num_clients, "num_clients")
-    cores = len(os.sched_getaffinity(0))
-    if "TF_NUM_INTRAOP_THREADS" not in os.environ:
-        with contextlib.suppress(RuntimeError):  # It has started.
-            tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // min(cores, num_clients)))
