@@ -12,10 +12,10 @@ import tensorflow_probability as tfp
 import tfp_bfl as bfl
 from experiments.fl_swag.config import COMMON
 from experiments.fl_swag.federation import Federation
+from tfp_bfl.algorithms.swag.work import sampled_curvature
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.evaluation import Evaluation, at_temperature, fit_temperature
 from tfp_bfl.posterior import LowRank, MeanField
-from tfp_bfl.training.curvature import curvature as sampled_curvature
 from tfp_bfl.training.likelihoods import parse_likelihood
 from tfp_bfl.weights import FlatWeights, assign_weights, functional_call, split_head
 

@@ -28,8 +28,8 @@ from experiments.fl_swag.figures import write_figures
 from experiments.fl_swag.geometry import flat, geometry
 from experiments.fl_swag.tables import read_cell, row_name, write_tables
 from experiments.records import Record, best_trial, read_records
+from tfp_bfl.algorithms.swag.work import with_curvature
 from tfp_bfl.bench.cells import SUMMARY
-from tfp_bfl.training.curvature import with_curvature
 
 HERE = pathlib.Path(__file__).parent
 

@@ -16,7 +16,7 @@ import click
 from experiments.cells import Study, study_options
 from experiments.metavd.cell import run_cell
 from experiments.metavd.config import FULL, PLAN, SIZES
-from tfp_bfl.bench.cells import read_cells, read_summary
+from tfp_bfl.bench.cells import SUMMARY, read_summary
 
 Options = dict[str, Any]
 HERE = pathlib.Path(__file__).parent
@@ -47,7 +47,8 @@ def main(study: Study, full: bool) -> None:
     study.run(every, run_cell, describe)
     if not study.listed:
         records = study.records(every, lambda folder: kept(read_summary(folder)))
-        write_all(list(records.values()), read_cells(study.output), study.results)
+        summaries = [read_summary(path.parent) for path in sorted(study.output.glob(f"*/{SUMMARY}"))]
+        write_all(list(records.values()), summaries, study.results)
         click.echo(f"{len(records)} cells are done: tables in {study.results}")
 
 

@@ -27,7 +27,6 @@ from tfp_bfl.options.methods import ALGORITHMS, OWN, POSTERIORS, argument_names,
 from tfp_bfl.options.server_groups import SERVER_SCHEDULES
 from tfp_bfl.training.inference import NOISES
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
-from tfp_bfl.training.schedules import SCHEDULES
 from tfp_bfl.training.updates import KLS
 
 EVERY = {**ALGORITHMS, **POSTERIORS}
@@ -136,7 +135,6 @@ def test_names_are_those_of_the_tables():
         choices.WEIGHTINGS: bfl.weighting.ALL_WEIGHTINGS,
         choices.INFERENCES: bfl.training.INFERENCES,
         choices.OPTIMIZERS: OPTIMIZERS,
-        choices.SCHEDULES: SCHEDULES,
         choices.NOISES: NOISES,
         choices.KLS: KLS,
         choices.ESTIMATORS: ESTIMATORS,

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfp_bfl import compression
 from tfp_bfl.compression import golomb
-from tfp_bfl.compression.lengths import num_bits
+from tfp_bfl.compression.golomb import num_bits
 from tfp_bfl.errors import InvalidArgument
 
 X = np.array([3.0, -4.0, 0.0, 12.0], np.float32)

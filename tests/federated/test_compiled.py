@@ -142,8 +142,7 @@ def test_cores_share_the_clients_of_a_large_round(make, monkeypatch):
     large(monkeypatch)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(3))
     shared = run(again, 3)
-    (lanes,) = again.compiled._shares.values()
-    assert again.compiled.concurrent_calls == 3 and len(lanes._lanes) == 3
+    assert again.compiled.concurrent_calls == 3 and len(again.compiled._lanes) == 3
     assert_same(shared.state, alone.state, rtol=1e-4, atol=1e-6)
     assert [row["num_examples"] for row in shared.rounds] == [row["num_examples"] for row in alone.rounds]
 

@@ -10,8 +10,8 @@ from tfp_bfl import algorithms, models, rules
 from tfp_bfl.algorithms.kernel import kernel_posterior
 from tfp_bfl.contracts import GatherRule
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.options.choices import ONE_SHOT
 from tfp_bfl.posterior import MeanField
-from tfp_bfl.rules.rule import ONE_SHOT
 from tfp_bfl.weights import ModelWeights
 
 from .forms import CONTRACT, every_rule, plain
@@ -59,13 +59,13 @@ def assert_narrower(pooled):
 
 
 def test_which_rules_are_for_one_round():
-    assert {plain(form) for form in CONTRACT if rules.parse_rule(form).traits.one_shot} == set(ONE_SHOT)
+    assert {plain(form) for form in CONTRACT if rules.parse_rule(form).traits.one_shot} == set(ONE_SHOT.entries)
 
 
 @every_rule
 @pytest.mark.parametrize("weights", WEIGHTS, ids=["equal", "unequal", "tiny"])
 def test_nobody_moved(name, weights):
-    check = assert_narrower if plain(name) in ONE_SHOT else assert_unmoved
+    check = assert_narrower if plain(name) in ONE_SHOT.entries else assert_unmoved
     check(nobody_moved(rules.parse_rule(name), weights))
 
 
@@ -74,9 +74,9 @@ def test_nobody_moved(name, weights):
 def test_lifted_rules_keep_what_they_are(name, lift):
     """Of four clients trimmed and median leave two."""
     lifted = LIFTS[lift](rules.parse_rule(name))
-    assert lifted.traits.one_shot is (plain(name) in ONE_SHOT)
-    assert rules.whole_model(lifted).traits.one_shot is (plain(name) in ONE_SHOT)
-    check = assert_narrower if plain(name) in ONE_SHOT else assert_unmoved
+    assert lifted.traits.one_shot is (plain(name) in ONE_SHOT.entries)
+    assert rules.whole_model(lifted).traits.one_shot is (plain(name) in ONE_SHOT.entries)
+    check = assert_narrower if plain(name) in ONE_SHOT.entries else assert_unmoved
     check(nobody_moved(lifted, WEIGHTS[1]))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from tfp_bfl.training.passes import Passes
+from tfp_bfl.training.batches import Passes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import ctypes
-import fcntl
 import functools
 import gc
 import json
@@ -30,7 +29,7 @@ from tfp_bfl.app.one_run.records import is_done as is_done
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.code import failure, place_of
-from tfp_bfl.files.writing import write_whole
+from tfp_bfl.files.writing import locked, write_whole
 
 ORDER = "runs.txt"  # Names the run folders of a sweep.
 _PARENT_DEATH = 1
@@ -77,11 +76,6 @@ def _damaged(path: pathlib.Path) -> InvalidArgument:
     )
 
 
-def read_cells(output: pathlib.Path) -> list[dict[str, Any]]:
-    """Return the summaries that are there."""
-    return [read_summary(path.parent) for path in sorted(output.glob(f"*/{SUMMARY}"))]
-
-
 def run_once(folder: pathlib.Path, work: Callable[[], Any], goes_on: bool = False) -> None:
     """Call `work`, which fills the folder and writes its summary last, unless the summary is there.
 
@@ -93,15 +87,6 @@ def run_once(folder: pathlib.Path, work: Callable[[], Any], goes_on: bool = Fals
             if not goes_on:
                 shutil.rmtree(folder, ignore_errors=True)
             work()
-
-
-@contextlib.contextmanager
-def locked(lock: pathlib.Path) -> Iterator[None]:
-    """Hold a lock while the block runs: other processes that lock the same file wait. The file is made."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with open(lock, "w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def options_in(folder: pathlib.Path) -> Options | None:

@@ -9,7 +9,7 @@ import pathlib
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import click
 
@@ -23,7 +23,7 @@ from tfp_bfl.bench.reading import RECORDS as RECORDS
 from tfp_bfl.bench.tuning import Chosen
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name as path_name
-from tfp_bfl.files.writing import write_whole
+from tfp_bfl.files.writing import locked, write_whole
 from tfp_bfl.labels import duration
 
 CELLS = "cells"
@@ -103,9 +103,9 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
     return output / RECORDS
 
 
-def reports(output: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+def reports(output: pathlib.Path) -> contextlib.AbstractContextManager[TextIO]:
     """Hold a lock while the block writes the files of all cells: several processes may run cells of one benchmark."""
-    return cells.locked(output / CELLS / ".lock")
+    return locked(output / CELLS / ".lock")
 
 
 def _records(output: pathlib.Path) -> _Records:

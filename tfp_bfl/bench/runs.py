@@ -171,11 +171,6 @@ def numbers_in(summary: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(x) for name, x in numbers.items() if math.isfinite(x)}
 
 
-def all_keys(groups: Sequence[RunGroup]) -> list[str]:
-    """Return the names of all numbers in the groups' summaries."""
-    return list(dict.fromkeys(key for g in groups for own in g.repeated.scores.values() for key in own))
-
-
 class Style(NamedTuple):
     """Hold what a table shows, as of `reports.report`. A row is named by options that no other row has, such as
     "rule=conflation" or "algorithm=fed_opt,kind=deterministic".
@@ -218,7 +213,7 @@ def table_text(groups: Sequence[RunGroup], suffix: str, style: Style = DEFAULT) 
     rows += [group.repeated for i, group in enumerate(groups) if i not in places]
     keys = score_tables.keys_of(rows)
     if style.columns is not None:
-        known = dict.fromkeys(all_keys(groups))
+        known = dict.fromkeys(key for group in groups for own in group.repeated.scores.values() for key in own)
         keys = [ALIASES.get(name.strip(), name.strip()) for name in style.columns]
         for name in keys:
             lookup(known, name, "column", "in any run")

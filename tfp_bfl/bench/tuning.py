@@ -23,7 +23,7 @@ from tfp_bfl.bench.plan import OF_FEDERATION, BenchMethod, Plan
 from tfp_bfl.bench.sweep import DEFAULTS, Space, Values, parse_space
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, WorkerError, shown
 from tfp_bfl.files import name as path_name
-from tfp_bfl.files.writing import write_whole
+from tfp_bfl.files.writing import locked, write_whole
 from tfp_bfl.labels import ALIASES
 
 TRIALS = "trials.jsonl"
@@ -159,7 +159,7 @@ def tune(
     if not space:
         return Chosen({}, None, 0, 0.0)
     check_trials(folder, options)
-    with cells.locked(folder / ".lock"):
+    with locked(folder / ".lock"):
         if not cells.is_done(folder):
             cells.write_json(folder / OPTIONS, dict(options))
             cells.write_json(folder / cells.SUMMARY, _run_trials(folder, plan, space, attempt))

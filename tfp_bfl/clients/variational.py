@@ -12,11 +12,11 @@ from tfp_bfl.contracts import DYNAMIC, PADDED, ClientWork, Needs, Work, num_pres
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import check_number, lookup
 from tfp_bfl.models import as_model_fn
+from tfp_bfl.training.batches import Passes, checked, with_passes
 from tfp_bfl.training.example_privacy import ExamplePrivacy, check_alone
 from tfp_bfl.training.inference import default_optimizer, settings_for, stating, update_of
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.optimizers import Optimizer
-from tfp_bfl.training.passes import Passes, checked, with_passes
 from tfp_bfl.training.trainer import Trainer
 from tfp_bfl.training.updates import KLS, Schedule, target_of
 from tfp_bfl.weights import ClientResult, ServerMessage

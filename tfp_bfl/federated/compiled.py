@@ -19,14 +19,12 @@ from tfp_bfl.federated.local import (
     LocalEngine,
     Output,
     as_arrays,
+    at_once,
     check_once,
-    client_of,
     reason,
-    with_variables,
 )
 from tfp_bfl.federated.loops import MOST_AHEAD, Groups, check_shapes, rounds_in_a_row, stacked, sum_of_groups
-from tfp_bfl.federated.round import Broadcast, Contribution, Round, check_secret
-from tfp_bfl.federated.threads import start
+from tfp_bfl.federated.round import Broadcast, Contribute, Contribution, Round, check_secret
 from tfp_bfl.tensors import traced_for_xla
 
 # Each size is one more loop to compile.
@@ -63,7 +61,6 @@ class CompiledEngine(LocalEngine):
         self._given: Any = None
         self._parts: list[Groups] = []
         self._alone: dict[bool, Callable[..., Any]] = {}
-        self._shares: dict[bool, _Lanes] = {}
         self._ready: list[Output] = []
         self._in_a_row, self._seconds = 1, 0.0
 
@@ -129,10 +126,26 @@ class CompiledEngine(LocalEngine):
 
     def _shared(self, state: ServerState) -> Output:
         """Return the output of the next round, to whose sum each core contributes that of a part of the clients."""
+        sent, calls = self._broadcast(state), []
+        for i, groups in enumerate(self._parts):
+            key = self._most > 0, *(tuple(x.shape) for x in tf.nest.flatten((sent, groups)))
+            work = self._work_of(i, key, functools.partial(self._compiled, sent=sent, groups=groups))
+            calls.append(functools.partial(work, sent, groups))
+        # Not by XLA, which sorts all weights for a median of them.
+        return Output(*as_arrays(self._conclude(state, functools.reduce(self._add, at_once(calls)))))
+
+    def _may_share(self, work: Any) -> bool:
+        return True
+
+    def _compiled(self, contribute: Contribute, sent: Broadcast, groups: Groups) -> Any:
         padded = self._most > 0
-        if padded not in self._shares:
-            self._shares[padded] = _Lanes(self._round, padded)
-        return Output(*as_arrays(self._shares[padded].next(state, self._parts)))
+
+        @tf.function(autograph=False, jit_compile=True)
+        def work(sent: Broadcast, groups: Groups) -> Contribution:
+            with traced_for_xla(padded=padded):
+                return sum_of_groups(self._round, contribute, sent, groups)
+
+        return work.get_concrete_function(sent, groups)
 
     def _grouped(self, clients: Sequence[ClientExamples]) -> Groups:
         """Return the clients of each loop."""
@@ -142,45 +155,6 @@ class CompiledEngine(LocalEngine):
         for client in clients:
             of.setdefault(len(client.labels), []).append(client)
         return tuple(stacked(of[size]) for size in sorted(of))
-
-
-class _Lanes:
-    """The clients' work on each core, with variables of its own, and the end of the round."""
-
-    def __init__(self, round: Round, padded: bool):
-        self._round, self._padded = round, padded
-        self._lanes = [client_of(round)]
-        self._work: dict[Any, list[Callable[..., Contribution]]] = {}
-        self._broadcast = tf.function(round.broadcast, autograph=False, reduce_retracing=True)
-        # Not by XLA, which sorts all weights for a median of them.
-        end = lambda state, sums: round.conclude(state, functools.reduce(round.add, sums))
-        self._conclude = tf.function(end, autograph=False, reduce_retracing=True)
-
-    def next(self, state: ServerState, parts: Sequence[Groups]) -> tuple[ServerState, Metrics]:
-        """Return the round after the state's."""
-        sent = self._broadcast(state)
-        works = [self._work_on(i, sent, groups) for i, groups in enumerate(parts)]
-        sums = [start(functools.partial(work, sent, groups)) for work, groups in zip(works, parts)]
-        return self._conclude(state, tuple(each.result() for each in sums))
-
-    def _work_on(self, lane: int, sent: Broadcast, groups: Groups) -> Callable[..., Contribution]:
-        """Return the work of a lane on clients of these shapes; lanes share one graph where they can."""
-        works = self._work.setdefault(tuple(tuple(x.shape) for x in tf.nest.flatten((sent, groups))), [])
-        while len(self._lanes) <= lane:
-            self._lanes.append(client_of(self._round))
-        while len(works) <= lane:
-            contribute, variables = self._lanes[len(works)]
-            copied = with_variables(works[0], self._lanes[0][1], variables) if works else None
-            works.append(copied or self._traced(contribute, sent, groups))
-        return works[lane]
-
-    def _traced(self, contribute: Any, sent: Broadcast, groups: Groups) -> Any:
-        @tf.function(autograph=False, jit_compile=True)
-        def work(sent: Broadcast, groups: Groups) -> Contribution:
-            with traced_for_xla(padded=self._padded):
-                return sum_of_groups(self._round, contribute, sent, groups)
-
-        return work.get_concrete_function(sent, groups)
 
 
 def _rounds_alone(round: Round, padded: bool) -> Callable[..., Any]:

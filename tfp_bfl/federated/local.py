@@ -6,9 +6,11 @@ import copy
 import functools
 import itertools
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -26,9 +28,9 @@ from tfp_bfl.federated.round import (
     summed_rows,
     types_of,
 )
-from tfp_bfl.federated.threads import start
 from tfp_bfl.tensors import TensorTree
 
+T = TypeVar("T")
 # What an engine accepts for the data of a part of a round's clients: `engines.Engine`.
 Accepts = Literal["datasets", "rows", "examples", "references"]
 
@@ -85,16 +87,23 @@ class LocalEngine:
         """Return the contributions of the datasets' clients, in a fixed order, each the sum of several."""
         number = min(len(datasets), self.concurrent_calls)
         of_rows = isinstance(datasets[0], ClientRows)
-        while len(self._lanes) < number:
+        works = [self._work_of(i, of_rows, lambda one: _traced(self._round, one, of_rows)) for i in range(number)]
+        return at_once([functools.partial(self._sum, x, sent, datasets[i::number]) for i, x in enumerate(works)])
+
+    def _work_of(self, number: int, key: Any, trace: Callable[[Contribute], Any]) -> Callable[..., Contribution]:
+        """Return the work of a lane: the first lane's graph on its own variables, if it needs no more."""
+        while len(self._lanes) <= number:
             self._lanes.append(_Lane(*client_of(self._round), {}))
-        for lane in self._lanes[:number]:
-            if of_rows not in lane.works:
-                lane.works[of_rows] = _work(self._round, lane, self._lanes[0], of_rows)
-        parts = [
-            start(functools.partial(self._sum, lane.works[of_rows], sent, datasets[i::number]))
-            for i, lane in enumerate(self._lanes[:number])
-        ]
-        return [part.result() for part in parts]
+        first, lane = self._lanes[0], self._lanes[number]
+        if key not in lane.works:
+            copied = None
+            if key in first.works and self._may_share(first.works[key]):
+                copied = with_variables(first.works[key], first.variables, lane.variables)
+            lane.works[key] = copied or trace(lane.contribute)
+        return lane.works[key]
+
+    def _may_share(self, work: Any) -> bool:
+        return not needs_own_kernels(work)
 
     def _sum(self, work: Any, sent: Broadcast, datasets: Sequence[Any]) -> Contribution:
         given = (x if isinstance(x, ClientRows) else (x,) for x in datasets)
@@ -105,12 +114,13 @@ class _Lane(NamedTuple):
     """The work of a client, the variables that hold one client at a time, and its sums over clients.
 
     Fields:
-      works: whether of `ClientRows`, or of a dataset -> the sum, traced when it is first asked for.
+      works: whether of `ClientRows`, or of a dataset; or the shapes of clients that are compiled -> the sum, traced
+        when it is first asked for.
     """
 
     contribute: Contribute
     variables: list[tf.Variable]
-    works: dict[bool, Callable[..., Contribution]]
+    works: dict[Any, Callable[..., Contribution]]
 
 
 def client_of(round: Round) -> tuple[Contribute, list[tf.Variable]]:
@@ -125,15 +135,11 @@ def client_of(round: Round) -> tuple[Contribute, list[tf.Variable]]:
         return round.build_client(), variables
 
 
-def _work(round: Round, lane: _Lane, first: _Lane, of_rows: bool) -> Callable[..., Contribution]:
-    """Return the function that sums over a lane: the first lane's graph on its own variables, if it needs no more."""
-    if of_rows in first.works and not needs_own_kernels(first.works[of_rows]):
-        copied = with_variables(first.works[of_rows], first.variables, lane.variables)
-        if copied:
-            return copied
+def _traced(round: Round, contribute: Contribute, of_rows: bool) -> Any:
+    """Return the sum over clients, of `ClientRows` or of a dataset."""
     spec, sent = round.element_spec, types_of(round.broadcast, types_of(round.initialize))
     given = (spec, tf.TensorSpec([None], tf.int64)) if of_rows else (tf.data.DatasetSpec(spec),)
-    work = tf.function((summed_rows if of_rows else summed)(lane.contribute, round.add, spec), autograph=False)
+    work = tf.function((summed_rows if of_rows else summed)(contribute, round.add, spec), autograph=False)
     return work.get_concrete_function(sent, *given)
 
 
@@ -180,3 +186,23 @@ def reason(message: str) -> str:
     around = ("Graph execution error", "Detected at node", "Node:", "<stack traces", " ", "\t")
     lines = [line for line in message.splitlines() if line.strip() and not line.startswith(around)]
     return (lines or [message])[0].strip()
+
+
+def start(function: Callable[[], T], name: str = "tfp_bfl-call") -> Future[T]:
+    """Run a function on a separate daemon thread, so that a program can exit in the middle of it."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
+def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Return the results of functions, each called on a thread of its own (`start`)."""
+    futures = [start(call) for call in calls]
+    return [future.result() for future in futures]

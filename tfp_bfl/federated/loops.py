@@ -44,24 +44,33 @@ def stacked(clients: Sequence[ClientExamples], least: int = 0) -> ClientExamples
 
 def sum_over(round: Round, work: Work, chosen: tf.Tensor) -> Contribution:
     """Return the sum of what clients of these numbers [C], C known, contribute by `work`, one after another."""
-    one = types_of(work, chosen[0])
-    grows = any(None in x.shape for x in tf.nest.flatten(summed_spec(one.statistics, round.merge)))
-    if grows:
-        return functools.reduce(
-            lambda total, i: round.add(total, work(chosen[i])), range(1, chosen.shape[0]), work(chosen[0])
-        )
-    return _looped(round, work, chosen, one)
+    one, size = types_of(work, chosen[0]), chosen.shape[0]
+    if any(None in x.shape for x in tf.nest.flatten(summed_spec(one.statistics, round.merge))):  # It grows.
+        return functools.reduce(lambda total, i: round.add(total, work(chosen[i])), range(1, size), work(chosen[0]))
+    outputs = one.memory, one.report
+    arrays = [tf.TensorArray(x.dtype, size, element_shape=x.shape[1:]) for x in tf.nest.flatten(outputs)]
 
+    def body(i: tf.Tensor, statistics: Any, arrays: Any) -> Any:
+        new = work(chosen[i])
+        leaves = tf.nest.flatten((new.memory, new.report))
+        arrays = [array.write(i, x[0]) for array, x in zip(arrays, leaves)]
+        return i + 1, round.merge(statistics, new.statistics), arrays
 
-def sum_of_rows(round: Round, contribute: Contribute, sent: Broadcast, rows: ClientExamples) -> Contribution:
-    """Return the sum of what clients of one size contribute, of their examples with leaves [K, n, ...]."""
-    row = lambda k: tf.nest.map_structure(lambda x: tf.gather(x, k), rows)
-    return sum_over(round, lambda k: contribute(sent, row(k)), tf.range(rows.labels.shape[0]))
+    start = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), one.statistics)
+    _, statistics, arrays = tf.while_loop(
+        lambda i, *_: i < size, body, (tf.constant(0), start, arrays), parallel_iterations=1
+    )
+    return Contribution(statistics, *tf.nest.pack_sequence_as(outputs, [array.stack() for array in arrays]))
 
 
 def sum_of_groups(round: Round, contribute: Contribute, sent: Broadcast, groups: Groups) -> Contribution:
     """Return the sum of what clients of several sizes contribute."""
-    return functools.reduce(round.add, [sum_of_rows(round, contribute, sent, group) for group in groups])
+
+    def of_one_size(rows: ClientExamples) -> Contribution:
+        row = lambda k: tf.nest.map_structure(lambda x: tf.gather(x, k), rows)
+        return sum_over(round, lambda k: contribute(sent, row(k)), tf.range(rows.labels.shape[0]))
+
+    return functools.reduce(round.add, map(of_one_size, groups))
 
 
 def rounds_in_a_row(
@@ -87,22 +96,3 @@ def rounds_in_a_row(
     more = lambda i, *_: i < tf.minimum(number, most)
     _, _, outputs = tf.while_loop(more, body, (tf.constant(0), state, outputs), parallel_iterations=1)
     return tf.nest.pack_sequence_as(spec, [each.stack() for each in outputs])
-
-
-def _looped(round: Round, work: Work, chosen: tf.Tensor, one: Any) -> Contribution:
-    """Return the sum in a loop of fixed shapes."""
-    size = chosen.shape[0]
-    outputs = one.memory, one.report
-    arrays = [tf.TensorArray(x.dtype, size, element_shape=x.shape[1:]) for x in tf.nest.flatten(outputs)]
-
-    def body(i: tf.Tensor, statistics: Any, arrays: Any) -> Any:
-        new = work(chosen[i])
-        leaves = tf.nest.flatten((new.memory, new.report))
-        arrays = [array.write(i, x[0]) for array, x in zip(arrays, leaves)]
-        return i + 1, round.merge(statistics, new.statistics), arrays
-
-    start = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), one.statistics)
-    _, statistics, arrays = tf.while_loop(
-        lambda i, *_: i < size, body, (tf.constant(0), start, arrays), parallel_iterations=1
-    )
-    return Contribution(statistics, *tf.nest.pack_sequence_as(outputs, [array.stack() for array in arrays]))

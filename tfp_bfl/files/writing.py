@@ -2,10 +2,12 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import pathlib
 import shutil
 from collections.abc import Iterator
+from typing import TextIO
 
 Path = str | os.PathLike[str]
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -107,6 +109,23 @@ def begun(path: Path, remove: bool = False) -> Iterator[None]:
             with contextlib.suppress(OSError, ValueError):
                 target.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[TextIO]:
+    """Hold the lock of a file, which is made where it is missing, while the block runs; yield the file.
+
+    Args:
+      path: of the file. Other processes that lock it wait.
+      wait: for another process that holds it.
+
+    Raises:
+      BlockingIOError: another process holds it, without `wait`.
+    """
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "a+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield file
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -24,6 +24,8 @@ FAN_IN = "fan_in"
 class Flipout(GaussianLayer):
     """The base of both layers: variables with floors and their priors."""
 
+    _stated: tuple[str, ...] = ("variational_bias", "initial_stddev", "min_stddev")
+
     def __init__(
         self,
         units: int,
@@ -87,13 +89,7 @@ class Flipout(GaussianLayer):
         return [VariationalWeight(*pair, self.prior_stddev, self.min_stddev) for pair in pairs]
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "variational_bias": self.variational_bias,
-            "prior_stddev": FAN_IN if self._by_fan_in else self.prior_stddev,
-            "initial_stddev": self.initial_stddev,
-            "min_stddev": self.min_stddev,
-        }
+        return {**super().get_config(), "prior_stddev": FAN_IN if self._by_fan_in else self.prior_stddev}
 
 
 @keras.utils.register_keras_serializable("tfp_bfl")

@@ -109,6 +109,9 @@ class GaussianLayer(OfEitherKeras):
       noise_dtype: type in which the perturbations of examples are computed.
     """
 
+    # Arguments that `get_config` returns as they are; each class names its own.
+    _stated: tuple[str, ...] = ("use_bias", "kl_weight", "noise_dtype")
+
     def __init__(
         self,
         units: int,
@@ -213,18 +216,19 @@ class GaussianLayer(OfEitherKeras):
         return tf.reshape(outputs, [*tf.unstack(tf.shape(both))[:-1], self.units])
 
     def get_config(self) -> dict[str, Any]:
+        names = [name for kind in type(self).__mro__ for name in vars(kind).get("_stated", ())]
         return {
             **super().get_config(),
+            **{name: getattr(self, name) for name in names},
             "activation": self._keras.activations.serialize(self.activation),
-            "use_bias": self.use_bias,
-            "kl_weight": self.kl_weight,
-            "noise_dtype": self.noise_dtype,
             "kernel_initializer": self._keras.initializers.serialize(self.kernel_initializer),
         }
 
 
 class Dense(GaussianLayer):
     """[B, ..., D] -> [B, ..., units]."""
+
+    _stated: tuple[str, ...] = ("units",)
 
     def _kernel_shape(self, input_shape: tf.TensorShape) -> list[int]:
         return [input_shape[-1], self.units]
@@ -234,12 +238,11 @@ class Dense(GaussianLayer):
             return tf.matmul(inputs, kernel)
         return tf.tensordot(inputs, kernel, 1)
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "units": self.units}
-
 
 class Convolution(GaussianLayer):
     """[B, H, W, D] -> [B, H', W', filters]."""
+
+    _stated: tuple[str, ...] = ("filters", "kernel_size", "strides", "padding")
 
     def __init__(self, filters: int, kernel_size: Any, strides: Any = 1, padding: str = "valid", **kwargs: Any):
         super().__init__(filters, **kwargs)
@@ -253,10 +256,6 @@ class Convolution(GaussianLayer):
 
     def _linear(self, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
         return tf.nn.conv2d(inputs, kernel, self.strides, self.padding.upper())
-
-    def get_config(self) -> dict[str, Any]:
-        own = {"filters": self.filters, "kernel_size": self.kernel_size, "strides": self.strides}
-        return {**super().get_config(), **own, "padding": self.padding}
 
 
 def _pair(value: Any) -> tuple[int, int]:

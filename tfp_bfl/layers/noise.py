@@ -169,7 +169,9 @@ def next_seeds(number: int) -> list[tf.Tensor]:
     if scope is None or scope.seed is None:
         return tf.unstack(unseeded([number, 2], tf.int32.max))
     calls = [next(scope.calls) for _ in range(number)]
-    return [_of_perturbed(scope.seed) if scope.perturbations and not i else scope.seed + _offset(i) for i in calls]
+    # The seed itself is that of the perturbations.
+    first = lambda: tf.random.experimental.stateless_fold_in(scope.seed, _FIRST_CALL)
+    return [first() if scope.perturbations and not i else scope.seed + _offset(i) for i in calls]
 
 
 def unseeded(shape: Sequence[int], maxval: int) -> tf.Tensor:
@@ -182,11 +184,6 @@ def unseeded(shape: Sequence[int], maxval: int) -> tf.Tensor:
         return tf.random.uniform(shape, maxval=maxval, dtype=tf.int32)
     except RuntimeError:
         return tf.random.uniform(shape, maxval=maxval, dtype=tf.int32, seed=next(_operations))
-
-
-def _of_perturbed(seed: tf.Tensor) -> tf.Tensor:
-    """Return a seed for the first call, where the seed itself is that of the `perturbations`."""
-    return tf.random.experimental.stateless_fold_in(seed, _FIRST_CALL)
 
 
 def _offset(call: int) -> tf.Tensor:

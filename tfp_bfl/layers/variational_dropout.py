@@ -19,7 +19,6 @@ weights also correlate these; this noise does not.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -69,6 +68,8 @@ def checked_range(parametrization: str, logit_range: tuple[float, float] | None)
 
 class VariationalDropout(GaussianLayer):
     """The base of both layers: logits, their range, the KL, and local reparametrisation."""
+
+    _stated: tuple[str, ...] = ("parametrization", "initial_logit", "logit_range", "detached")
 
     def __init__(
         self,
@@ -132,15 +133,6 @@ class VariationalDropout(GaussianLayer):
         variance = self._linear(tf.square(tf.cast(inputs, dtype)), tf.cast(tf.exp(2 * kernel.log_stddev), dtype))
         draws = tf.reshape(noise.standard_normal(tf.size(variance), seeds[0]), tf.shape(variance))
         return self._mean(inputs) + tf.cast(tf.sqrt(variance + _TINY) * tf.cast(draws, dtype), inputs.dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "parametrization": self.parametrization,
-            "initial_logit": self.initial_logit,
-            "logit_range": self.logit_range,
-            "detached": self.detached,
-        }
 
 
 @keras.utils.register_keras_serializable("tfp_bfl")

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import WEIGHTS, AnyRule, GatherRule, ModelGatherRule, Rule
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.gather import gathered
 from tfp_bfl.rules.rule import check_rule, checked_pool, parse_rule
@@ -66,9 +66,7 @@ def aggregate(
     stacked = MeanField(
         tf.nest.pack_sequence_as(stacked.mean, means), tf.nest.pack_sequence_as(stacked.variance, variances)
     )
-    shares = tf.ones([num_clients], dtype) if weights is None else tf.cast(tf.convert_to_tensor(weights), dtype)
-    if shares.shape.rank != 1 or shares.shape[0] != num_clients:
-        raise InvalidArgument(f"weights must be [{num_clients}], one a client, but have shape {shares.shape}.")
+    shares = tf.ones([num_clients], dtype) if weights is None else checked_weights(weights, num_clients, dtype)
     if rule.traits.uses_anchor and anchor is None:
         raise InvalidArgument(f"{rule.name} subtracts the posterior that the clients started from: pass it as anchor.")
     compiled = (
@@ -79,7 +77,7 @@ def aggregate(
     )
     unsound = _compile(_unsound) if compiled else _unsound
     if tf.executing_eagerly():
-        _check_values(means, variances, shares, unsound)
+        _check_values(means, variances, unsound)
     # Every rule is the same for weights of any scale; at this one, squares neither overflow nor lose equal weights.
     shares = shares / tf.reduce_max(shares)
     anchor = _checked_anchor(anchor, stacked, unsound) if rule.traits.uses_anchor and anchor else None
@@ -93,6 +91,16 @@ def aggregate(
     if tf.executing_eagerly() and any(bool(tf.reduce_any(v < 0)) for v in tf.nest.flatten(pooled.variance)):
         raise InvalidArgument(f"The rule {rule.name!r} gives variances below 0: correct its function pool.")
     return pooled
+
+
+def checked_weights(weights: Array, num_clients: int | None, dtype: tf.DType) -> tf.Tensor:
+    """Return the weights [K] of K clients, finite and above zero; in a graph only their shape is checked."""
+    weights = tf.cast(tf.convert_to_tensor(weights), dtype)
+    if weights.shape.rank != 1 or not weights.shape.is_compatible_with([num_clients]):
+        raise InvalidArgument(f"weights must be [{num_clients}], one a client, but have shape {weights.shape}.")
+    if tf.executing_eagerly() and not bool(tf.reduce_all(tf.math.is_finite(weights) & (weights > 0))):
+        raise InvalidArgument(f"weights must be finite and above zero, but are {shown(weights.numpy().tolist())}.")
+    return weights
 
 
 def _dtype(leaves: list[tf.Tensor]) -> tf.DType:
@@ -154,9 +162,7 @@ def _num_clients(means: list[tf.Tensor], variances: list[tf.Tensor]) -> int:
     return int(sizes.pop() or 0)
 
 
-def _check_values(means: list[tf.Tensor], variances: list[tf.Tensor], weights: tf.Tensor, unsound: _Unsound) -> None:
-    if not bool(tf.reduce_all(tf.math.is_finite(weights) & (weights > 0))):
-        raise InvalidArgument(f"weights must be finite and above zero, but are {weights.numpy().tolist()}.")
+def _check_values(means: list[tf.Tensor], variances: list[tf.Tensor], unsound: _Unsound) -> None:
     for m, v in zip(means, variances):
         for what, bad in zip(("mean must be finite", "variance must be finite and above zero"), unsound(m, v)):
             clients = np.flatnonzero(bad.numpy()).tolist()

@@ -16,7 +16,7 @@ from tfp_bfl.contracts import (
     Stack,
     as_stack,
 )
-from tfp_bfl.rules.rule import KEPT, checked_pool, each
+from tfp_bfl.rules.rule import add, checked_pool, each, kept
 from tfp_bfl.tensors import Scalar
 from tfp_bfl.weights import ModelWeights
 from tfp_bfl.weights.kinds import Given, Sent, Statistics
@@ -50,19 +50,16 @@ def gathered(rule: GatherRule[Sent, Given, ModelWeights]) -> ModelRule[Sent, Giv
     def merge(a: _Gathered[Sent], b: _Gathered[Sent]) -> _Gathered[Sent]:
         return each(lambda x, y: tf.concat([x, y], 0), a, b)
 
-    def sound(total: _Gathered[Sent]) -> _Gathered[Sent]:
-        keep = total.importance > 0
-        return tf.cond(
-            tf.reduce_any(keep),
-            lambda: each(lambda x: tf.boolean_mask(x, keep), total),
+    def pool(total: _Gathered[Sent], anchor: ModelWeights) -> Pooled[Given]:
+        sound = total.importance > 0
+        left = tf.cond(
+            tf.reduce_any(sound),
+            lambda: each(lambda x: tf.boolean_mask(x, sound), total),
             lambda: each(lambda x: tf.zeros(tf.concat([[1], tf.shape(x)[1:]], 0), x.dtype), total),
         )
-
-    def pool(total: _Gathered[Sent], anchor: ModelWeights) -> Pooled[Given]:
-        left = sound(total)
         return checked_pool(rule.name, rule.pool(left.locals, left.importance, anchor))
 
-    return ModelRule(summarise, merge, pool, **{name: getattr(rule, name) for name in KEPT})
+    return ModelRule(summarise, merge, pool, **kept(rule))
 
 
 def summarise_stack(
@@ -78,10 +75,10 @@ def summarise_stack(
     size = lambda x, y: tf.TensorShape([m if m == n else None for m, n in zip(x.shape, y.shape)])
     shapes = each(size, first, rule.merge(first, first))
     number = tf.shape(importance)[0]
-    add = lambda k, total: (k + 1, rule.merge(total, of(k)))
+    one_more = lambda k, total: (k + 1, rule.merge(total, of(k)))
     start = tf.constant(1), first
     invariants = tf.TensorShape([]), shapes
-    return tf.while_loop(lambda k, total: k < number, add, start, invariants, parallel_iterations=1)[1]
+    return tf.while_loop(lambda k, total: k < number, one_more, start, invariants, parallel_iterations=1)[1]
 
 
 def total() -> ModelRule[Any, Any]:
@@ -91,7 +88,7 @@ def total() -> ModelRule[Any, Any]:
     """
     return ModelRule(
         lambda local, anchor, weight: local,
-        lambda a, b: tf.nest.map_structure(tf.add, a, b),
+        add,
         lambda sums, anchor: Pooled(sums),
         name="total",
         takes=None,

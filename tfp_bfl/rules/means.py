@@ -7,6 +7,7 @@ the clients' means and variances. d_k = m_k - anchor's mean centres the sums.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -17,8 +18,6 @@ from tfp_bfl.rules.rule import add, each, stddevs, typed_as
 from tfp_bfl.weights import ModelWeights
 from tfp_bfl.weights.kinds import ClientGaussian
 
-_OF_VARIANCES = Traits(linear=True, averages="variance")
-
 
 class MixturePart(NamedTuple):
     """Hold a client's statistics, or their sum over clients."""
@@ -28,17 +27,31 @@ class MixturePart(NamedTuple):
     second: Any  # the rule's sum for the variance
 
 
-def _shift(local: MeanField, anchor: MeanField) -> Any:
-    return each(tf.subtract, local.mean, anchor.mean)
-
-
 def _units(anchor: MeanField) -> MixturePart:
     stddev = stddevs(anchor)
     return MixturePart(tf.ones([]), stddev, each(tf.square, stddev))
 
 
-def _weighted_mean(total: MixturePart, anchor: MeanField) -> Any:
-    return each(lambda m, first: m + first / typed_as(total.weight, first), anchor.mean, total.first)
+def _with_weighted_mean(
+    name: str,
+    second: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    variance: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    averages: str = "variance",
+    one_shot: bool = False,
+    units: Callable[[MeanField], MixturePart] = _units,
+) -> Rule[MixturePart]:
+    """Build the rule with mean = sum_k b_k m_k and variance = variance(sum_k second(w_k, s_k^2), sum_k w_k)."""
+
+    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> MixturePart:
+        first = each(lambda m, a: typed_as(weight, m) * (m - a), local.mean, anchor.mean)
+        return MixturePart(weight, first, each(lambda v: second(typed_as(weight, v), v), local.variance))
+
+    def pool(total: MixturePart, anchor: MeanField) -> Pooled[MeanField]:
+        mean = each(lambda m, first: m + first / typed_as(total.weight, first), anchor.mean, total.first)
+        return Pooled(MeanField(mean, each(lambda x: variance(x, typed_as(total.weight, x)), total.second)))
+
+    traits = Traits(one_shot=one_shot, linear=True, averages=averages)
+    return Rule(summarise, add, pool, name, traits, units=units)
 
 
 @functools.cache
@@ -55,16 +68,7 @@ def naive_weighted_average() -> Rule[MixturePart]:
       >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
       [1.5] [1.5]
     """
-
-    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> MixturePart:
-        weigh = lambda x: typed_as(weight, x) * x
-        return MixturePart(weight, each(weigh, _shift(local, anchor)), each(weigh, local.variance))
-
-    def pool(total: MixturePart, anchor: MeanField) -> Pooled[MeanField]:
-        variance = each(lambda second: second / typed_as(total.weight, second), total.second)
-        return Pooled(MeanField(_weighted_mean(total, anchor), variance))
-
-    return Rule(summarise, add, pool, "naive_weighted_average", Traits(linear=True, averages="variance"), units=_units)
+    return _with_weighted_mean("naive_weighted_average", tf.multiply, tf.divide)
 
 
 @functools.cache
@@ -87,19 +91,12 @@ def mean_precision_average() -> Rule[MixturePart]:
       [1.5] [1.333]
     """
 
-    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> MixturePart:
-        first = each(lambda d: typed_as(weight, d) * d, _shift(local, anchor))
-        return MixturePart(weight, first, each(lambda v: typed_as(weight, v) * tf.math.reciprocal(v), local.variance))
-
-    def pool(total: MixturePart, anchor: MeanField) -> Pooled[MeanField]:
-        variance = each(lambda second: typed_as(total.weight, second) / second, total.second)
-        return Pooled(MeanField(_weighted_mean(total, anchor), variance))
-
     def units(anchor: MeanField) -> MixturePart:
         stddev = stddevs(anchor)
         return MixturePart(tf.ones([]), stddev, each(lambda s: 1 / tf.square(s), stddev))
 
-    return Rule(summarise, add, pool, "mean_precision_average", Traits(linear=True, averages="precision"), units=units)
+    precision, variance = lambda w, v: w * tf.math.reciprocal(v), lambda second, w: w / second
+    return _with_weighted_mean("mean_precision_average", precision, variance, "precision", units=units)
 
 
 @functools.cache
@@ -116,18 +113,8 @@ def weighted_sum() -> Rule[MixturePart]:
       >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
       [1.5] [0.75]
     """
-
-    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> MixturePart:
-        first = each(lambda d: typed_as(weight, d) * d, _shift(local, anchor))
-        return MixturePart(weight, first, each(lambda v: tf.square(typed_as(weight, v)) * v, local.variance))
-
-    def pool(total: MixturePart, anchor: MeanField) -> Pooled[MeanField]:
-        variance = each(lambda second: second / tf.square(typed_as(total.weight, second)), total.second)
-        return Pooled(MeanField(_weighted_mean(total, anchor), variance))
-
-    return Rule(
-        summarise, add, pool, "weighted_sum", Traits(one_shot=True, linear=True, averages="variance"), units=_units
-    )
+    second, variance = lambda w, v: tf.square(w) * v, lambda second, w: second / tf.square(w)
+    return _with_weighted_mean("weighted_sum", second, variance, one_shot=True)
 
 
 @functools.cache

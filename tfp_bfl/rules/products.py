@@ -71,10 +71,6 @@ def conflation() -> Rule[_Precisions]:
     )
 
 
-def _merge_largest_weight(a: _Precisions, b: _Precisions) -> _Precisions:
-    return add(a, b)._replace(weight=tf.maximum(a.weight, b.weight))
-
-
 @functools.cache
 def weighted_conflation(largest_weight: float | None = None) -> Rule[_Precisions]:
     """Build the weighted conflation (WC; equation 16; Hill & Miller 2011): larger clients count more.
@@ -102,7 +98,8 @@ def weighted_conflation(largest_weight: float | None = None) -> Rule[_Precisions
         units = _units if most == 1 else None
         return Rule(_weighted_precisions, add, pool, "weighted_conflation", traits, units=units)
     pool = _product(lambda total: total.weight)
-    return Rule(_weighted_precisions, _merge_largest_weight, pool, "weighted_conflation", traits)
+    merge = lambda a, b: add(a, b)._replace(weight=tf.maximum(a.weight, b.weight))
+    return Rule(_weighted_precisions, merge, pool, "weighted_conflation", traits)
 
 
 @functools.cache

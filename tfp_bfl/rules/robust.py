@@ -10,7 +10,7 @@ import functools
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,16 +21,11 @@ from tfp_bfl.errors import InvalidArgument, check_number, shown
 from tfp_bfl.named import WithArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.gather import summarise_stack
-from tfp_bfl.rules.rule import each, with_metrics, without_noise_of_server
+from tfp_bfl.rules.rule import Clipped, each, with_metrics, without_noise_of_server
 from tfp_bfl.rules.whole_model import whole_model
 from tfp_bfl.weights import ModelWeights, by_part, change_norm, coordinates
 from tfp_bfl.weights.change import AnyWeights, from_coordinates
-from tfp_bfl.weights.kinds import Given, Statistics
-
-
-class _Clipped(NamedTuple, Generic[Statistics]):
-    statistics: Statistics
-    clipped: tf.Tensor  # clients, int32
+from tfp_bfl.weights.kinds import Given
 
 
 def clipped(rule: AnyRule[ModelWeights, Given], max_norm: float) -> ModelRule[ModelWeights, Given]:
@@ -55,23 +50,23 @@ def clipped(rule: AnyRule[ModelWeights, Given], max_norm: float) -> ModelRule[Mo
     inner = _of_weights(rule)
     max_norm = check_number(max_norm, "max_norm")
 
-    def summarise(local: ModelWeights, anchor: ModelWeights, weight: tf.Tensor) -> _Clipped:
+    def summarise(local: ModelWeights, anchor: ModelWeights, weight: tf.Tensor) -> Clipped:
         start = coordinates(anchor)
         change = each(tf.subtract, coordinates(local), start)
         norm = change_norm(local, anchor)
         factor = max_norm / tf.maximum(norm, max_norm)
         moved = from_coordinates(each(lambda a, d: a + factor * d, start, change))
         local = each(lambda own, new: tf.where(norm <= max_norm, own, tf.cast(new, own.dtype)), local, moved)
-        return _Clipped(inner.summarise(local, anchor, weight), tf.cast(norm > max_norm, tf.int32))
+        return Clipped(inner.summarise(local, anchor, weight), tf.cast(norm > max_norm, tf.int32))
 
-    def merge(a: _Clipped, b: _Clipped) -> _Clipped:
-        return _Clipped(inner.merge(a.statistics, b.statistics), a.clipped + b.clipped)
+    def merge(a: Clipped, b: Clipped) -> Clipped:
+        return Clipped(inner.merge(a.sums, b.sums), a.clipped + b.clipped)
 
-    def pool(total: _Clipped, anchor: ModelWeights) -> Pooled[Given]:
-        return with_metrics(inner.pool(total.statistics, anchor), clipped_clients=total.clipped)
+    def pool(total: Clipped, anchor: ModelWeights) -> Pooled[Given]:
+        return with_metrics(inner.pool(total.sums, anchor), clipped_clients=total.clipped)
 
     of_inner: Any = inner.units
-    units = of_inner and (lambda anchor: _Clipped(of_inner(anchor), tf.constant(1)))
+    units = of_inner and (lambda anchor: Clipped(of_inner(anchor), tf.constant(1)))
     traits = inner.traits._replace(uses_anchor=True, linear=False, averages="")
     return ModelRule(summarise, merge, pool, f"clipped {inner.name}", traits, gives=inner.gives, units=units)
 
@@ -171,9 +166,7 @@ def centered_clip(rule: AnyRule[ModelWeights, Given]) -> ModelGatherRule[ModelWe
         pooled = _pool(inner, left, tf.ones_like(importance), anchor)
         return with_metrics(pooled, clipped_clients=tf.math.count_nonzero(distance > radius, dtype=tf.int32))
 
-    return ModelGatherRule(
-        pool, f"centered_clip {inner.name}", inner.traits._replace(linear=False, averages=""), gives=inner.gives
-    )
+    return _gather_rule(pool, "centered_clip", inner)
 
 
 def geometric_median(points: tf.Tensor, tolerance: float = 1e-6, most_steps: int = 200) -> tf.Tensor:
@@ -206,21 +199,22 @@ def _trimmed(
 ) -> ModelGatherRule[ModelWeights, Given]:
     inner = _for_stack(rule, what)
 
-    def dropped(importance: tf.Tensor) -> tf.Tensor:
-        num_clients = tf.shape(importance)[0]
-        return tf.minimum(at_each_end(num_clients), (num_clients - 1) // 2)
-
     def pool(stacked: ModelWeights, importance: tf.Tensor, anchor: ModelWeights) -> Pooled[Given]:
-        k, num_clients = dropped(importance), tf.shape(importance)[0]
-        left = by_part(
-            functools.partial(_middle, k), functools.partial(each, lambda x: _cut(tf.sort(x, 0), k)), stacked
-        )
+        num_clients = tf.shape(importance)[0]
+        k = tf.minimum(at_each_end(num_clients), (num_clients - 1) // 2)
+        ordered = lambda point: each(lambda x: tf.sort(x, 0)[k : num_clients - k], point)
+        left = by_part(functools.partial(_middle, k), ordered, stacked)
         pooled = _pool(inner, left, tf.ones([num_clients - 2 * k], importance.dtype), anchor)
         return with_metrics(pooled, trimmed_clients=2 * k)
 
-    return ModelGatherRule(
-        pool, f"{what} {inner.name}", inner.traits._replace(linear=False, averages=""), gives=inner.gives
-    )
+    return _gather_rule(pool, what, inner)
+
+
+def _gather_rule(
+    pool: Callable[..., Pooled[Given]], what: str, inner: ModelRule[ModelWeights, Given]
+) -> ModelGatherRule[ModelWeights, Given]:
+    traits = inner.traits._replace(linear=False, averages="")
+    return ModelGatherRule(pool, f"{what} {inner.name}", traits, gives=inner.gives)
 
 
 def _for_stack(rule: AnyRule[ModelWeights, Given], what: str) -> ModelRule[ModelWeights, Given]:
@@ -296,11 +290,6 @@ def _with_points(stacked: AnyWeights, points: tf.Tensor) -> Any:
 
 def _values(stacked: AnyWeights) -> tuple[Any, Any]:
     return (stacked.posterior.mean, stacked.point) if isinstance(stacked, ModelWeights) else (stacked.mean, ())
-
-
-def _cut(x: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
-    """Return x [K, ...] without the first and the last k."""
-    return x[k : tf.shape(x)[0] - k]
 
 
 def _check_share(share: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import tensorflow as tf
 
@@ -12,13 +12,12 @@ from tfp_bfl.contracts import GatherRule, Pooled, Rule
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.tensors import TensorTree
+from tfp_bfl.weights.kinds import Statistics
 
 Weights = TypeVar("Weights")
 Structure = TypeVar("Structure")
 # `tfp_bfl.rules` fills it.
 RULES: dict[str, Any] = {}
-# Those of them that are for one round (`Traits.one_shot`), for whoever must not import TensorFlow.
-ONE_SHOT = ("weighted_sum", "conflation", "weighted_conflation")
 
 
 def each(function: Callable[..., TensorTree], *structures: TensorTree) -> Any:
@@ -41,8 +40,16 @@ def stddevs(q: MeanField) -> Any:
     return each(lambda v: tf.where(v > 0, tf.sqrt(v), tf.ones_like(v)), q.variance)
 
 
-# What a rule keeps of itself when it is lifted.
-KEPT = ("name", "traits", "takes", "gives")
+class Clipped(NamedTuple, Generic[Statistics]):
+    """Hold statistics, and the number of clients, or of numbers, that a bound cut."""
+
+    sums: Statistics
+    clipped: tf.Tensor
+
+
+def kept(rule: Rule[Any, Any, Any, Any] | GatherRule[Any, Any, Any], **changed: object) -> dict[str, Any]:
+    """Return the fields that a rule keeps when another is made of it, with some changed."""
+    return {**{name: getattr(rule, name) for name in ("name", "traits", "takes", "gives")}, **changed}
 
 
 def without_noise_of_server(rule: Structure) -> Structure:

@@ -7,26 +7,20 @@ near one, whatever the rule.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from tfp_bfl.contracts import WEIGHTS, AnyRule, ModelRule, Pooled
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
-from tfp_bfl.rules.rule import KEPT, each, with_metrics
+from tfp_bfl.rules.rule import Clipped, add, each, kept, with_metrics
 from tfp_bfl.rules.whole_model import Parts, whole_model
 from tfp_bfl.tensors import TensorTree
 from tfp_bfl.weights import ModelWeights
-from tfp_bfl.weights.kinds import Statistics
 
 WeightsRule = ModelRule[ModelWeights, ModelWeights, Any]
 # With noise, sums of precisions or variances stay within this factor of those of clients who all send the anchor.
 MOST_CHANGE = 4.0
-
-
-class _Quantised(NamedTuple, Generic[Statistics]):
-    sums: Statistics  # int64
-    clipped: tf.Tensor  # numbers, int64
 
 
 def quantised(rule: AnyRule, *, max_weight: float = 1.0, bound: float = 1024.0, bits: int = 40) -> WeightsRule:
@@ -49,26 +43,20 @@ def quantised(rule: AnyRule, *, max_weight: float = 1.0, bound: float = 1024.0, 
         raise InvalidArgument(f"bits is {bits}, but must be at most 52: float64 holds no longer numbers exactly.")
     step = bound / 2.0**bits
 
-    def summarise(local: ModelWeights, anchor: ModelWeights, weight: tf.Tensor) -> _Quantised:
+    def summarise(local: ModelWeights, anchor: ModelWeights, weight: tf.Tensor) -> Clipped:
         statistics = inner.summarise(local, anchor, tf.minimum(weight / max_weight, 1.0))
         z = each(lambda x, unit: _double(x) / _double(unit), statistics, units(anchor))
         clipped = [tf.math.count_nonzero(tf.abs(x) > bound) for x in tf.nest.flatten(z)]
         q = each(lambda x: tf.cast(tf.round(tf.clip_by_value(x, -bound, bound) / step), tf.int64), z)
-        return _Quantised(q, tf.add_n(clipped))
+        return Clipped(q, tf.add_n(clipped))
 
-    def pool(total: _Quantised, anchor: ModelWeights) -> Pooled[ModelWeights]:
+    def pool(total: Clipped, anchor: ModelWeights) -> Pooled[ModelWeights]:
         back = lambda q, unit: tf.cast(_double(q) * step * _double(unit), unit.dtype)
         pooled = inner.pool(each(back, total.sums, units(anchor)), anchor)
         return with_metrics(pooled, clipped_numbers=total.clipped)
 
-    fields = {name: getattr(inner, name) for name in KEPT}
-    fields |= {"name": f"quantised {inner.name}", "traits": inner.traits._replace(linear=False, averages="")}
-    return ModelRule(summarise, lambda a, b: each(tf.add, a, b), pool, **fields)
-
-
-class _Private(NamedTuple, Generic[Statistics]):
-    sums: Statistics
-    clipped: tf.Tensor  # clients, int32
+    traits = inner.traits._replace(linear=False, averages="")
+    return ModelRule(summarise, add, pool, **kept(inner, name=f"quantised {inner.name}", traits=traits))
 
 
 def private(
@@ -127,7 +115,7 @@ def private(
         of = lambda unit, start: unit * tf.cast(tf.where(start > 0, of_variances, clip_norm), unit.dtype)
         return each(of, of_anchor(anchor), start_of(anchor))
 
-    def summarise(local: ModelWeights, anchor: ModelWeights, weight: tf.Tensor) -> _Private:
+    def summarise(local: ModelWeights, anchor: ModelWeights, weight: tf.Tensor) -> Clipped:
         start = start_of(anchor)
         difference = each(tf.subtract, inner.summarise(local, anchor, tf.ones([])), start)
         z = each(lambda x, unit: x / unit, difference, units(anchor))
@@ -138,16 +126,16 @@ def private(
         counts = [(weight > 0) & tf.math.is_finite(norm) for norm in norms]
         factors = [tf.where(count, 1 / tf.maximum(norm, 1.0), 0.0) for count, norm in zip(counts, norms)]
         cut = lambda x, s: tf.math.multiply_no_nan(x, tf.cast(tf.where(s > 0, factors[1], factors[0]), x.dtype))
-        return _Private(each(cut, z, start), tf.cast((norms[0] > 1) | (norms[1] > 1), tf.int32))
+        return Clipped(each(cut, z, start), tf.cast((norms[0] > 1) | (norms[1] > 1), tf.int32))
 
-    def randomise(total: _Private, seed: tf.Tensor) -> _Private:
+    def randomise(total: Clipped, seed: tf.Tensor) -> Clipped:
         leaves = tf.nest.flatten(total.sums)
         seeds = tf.unstack(tf.random.experimental.stateless_split(seed, len(leaves)))
         stddev = noise * (2.0 if _has_variances(total.sums) else 1.0) ** 0.5
         noisy = [x + stddev * tf.random.stateless_normal(x.shape, s, dtype=x.dtype) for x, s in zip(leaves, seeds)]
         return total._replace(sums=_without_weights(tf.nest.pack_sequence_as(total.sums, noisy)))
 
-    def pool(total: _Private, anchor: ModelWeights) -> Pooled[ModelWeights]:
+    def pool(total: Clipped, anchor: ModelWeights) -> Pooled[ModelWeights]:
         def back(x: tf.Tensor, unit: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
             same = tf.cast(size, x.dtype) * start
             whole = same + unit * x
@@ -158,13 +146,9 @@ def private(
         pooled = inner.pool(each(back, total.sums, units(anchor), start_of(anchor)), anchor)
         return with_metrics(pooled, clipped_clients=total.clipped)
 
-    fields = {name: getattr(inner, name) for name in KEPT}
-    fields |= {
-        "name": f"private {inner.name}",
-        "traits": inner.traits._replace(uses_anchor=True, linear=False, averages=""),
-    }
-    merge = lambda a, b: each(tf.add, a, b)
-    return ModelRule(summarise, merge, pool, **fields, randomise=randomise)
+    traits = inner.traits._replace(uses_anchor=True, linear=False, averages="")
+    fields = kept(inner, name=f"private {inner.name}", traits=traits)
+    return ModelRule(summarise, add, pool, **fields, randomise=randomise)
 
 
 def _norm(structure: TensorTree) -> tf.Tensor:

@@ -11,7 +11,7 @@ from tfp_bfl.contracts import AnyRule, GatherRule, ModelGatherRule, ModelRule, P
 from tfp_bfl.posterior import MeanField, mixtures
 from tfp_bfl.rules.gather import gathered, summarise_stack
 from tfp_bfl.rules.means import MixturePart, linear_pool, naive_weighted_average
-from tfp_bfl.rules.rule import KEPT, check_rule, checked_pool, each, parse_rule, with_metrics, without_noise_of_server
+from tfp_bfl.rules.rule import check_rule, checked_pool, each, kept, parse_rule, with_metrics, without_noise_of_server
 from tfp_bfl.weights import ModelWeights
 from tfp_bfl.weights.change import AnyWeights
 from tfp_bfl.weights.kinds import Given, Sent, Statistics
@@ -82,8 +82,7 @@ def _whole(rule: Rule[Statistics]) -> ModelRule[ModelWeights, ModelWeights, Part
         model = _as_model(anchor)
         return Parts(of_rule(model.posterior), of_average(_of_one_scale(model)), of_mixture(model.moments))
 
-    fields = {name: getattr(rule, name) for name in KEPT}
-    return ModelRule(summarise, merge, pool, **fields, units=of_rule and units)
+    return ModelRule(summarise, merge, pool, **kept(rule), units=of_rule and units)
 
 
 def _whole_stack(rule: GatherRule) -> ModelGatherRule[ModelWeights, ModelWeights]:
@@ -99,7 +98,7 @@ def _whole_stack(rule: GatherRule) -> ModelGatherRule[ModelWeights, ModelWeights
         posterior, metrics = checked_pool(rule.name, rule.pool(*given))
         return Pooled(_like(anchor, pooled._replace(posterior=posterior)), metrics)
 
-    return ModelGatherRule(pool, **{name: getattr(rule, name) for name in KEPT})
+    return ModelGatherRule(pool, **kept(rule))
 
 
 def _as_model(weights: AnyWeights) -> ModelWeights:
@@ -140,5 +139,4 @@ def reweighted(rule: AnyRule[Sent, Given], weigh: Callable[[Sent], tf.Tensor]) -
         pooled = inner.pool(summarise_stack(inner, stacked, new, anchor), anchor)
         return with_metrics(pooled, largest_share=tf.cast(tf.reduce_max(new) / tf.reduce_sum(new), tf.float32))
 
-    fields = {name: getattr(inner, name) for name in KEPT}
-    return ModelGatherRule(pool, **fields)
+    return ModelGatherRule(pool, **kept(inner))

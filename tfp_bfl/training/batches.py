@@ -1,24 +1,65 @@
-"""Passes over one client's examples in batches, for all client work by gradient steps."""
+"""Passes over one client's examples in batches, for all client work by gradient steps, and their keywords."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from inspect import Parameter
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import tensorflow as tf
 
 from tfp_bfl.contracts import num_present
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.data.augmentation import Augmentation
+from tfp_bfl.defaults import LOCAL_EPOCHS
+from tfp_bfl.errors import check_counts, lookup
+from tfp_bfl.keywords import show
 from tfp_bfl.layers import as_floats
 from tfp_bfl.tensors import Scalar, is_padded, is_traced_for_xla
 
 State = TypeVar("State")
+_Function = TypeVar("_Function", bound=Callable[..., object])
 # No step draws from a seed folded by this.
 _AUGMENTED = 2**29
+
+
+class Passes(TypedDict, total=False):
+    """Keywords of client work that trains.
+
+    Fields:
+      local_epochs: passes over the client's examples, each in a new order.
+      batch_size: examples in a step; the last batch of a pass may be smaller.
+    """
+
+    local_epochs: int
+    batch_size: int
+
+
+DEFAULTS: Passes = {"local_epochs": LOCAL_EPOCHS, "batch_size": 32}
+
+
+def with_passes(**others: Unpack[Passes]) -> Callable[[_Function], _Function]:
+    """Let the signature of a function that makes client work show `Passes` with their defaults, or `others`."""
+
+    def decorate(make: _Function) -> _Function:
+        keyword = functools.partial(Parameter, kind=Parameter.KEYWORD_ONLY, annotation="int")
+        show(make, [keyword(name, default=x) for name, x in {**DEFAULTS, **others}.items()])
+        return make
+
+    return decorate
+
+
+def checked(passes: Passes, **others: Unpack[Passes]) -> tuple[int, int]:
+    """Return local epochs and batch size; `others` are defaults as of `with_passes`."""
+    for name in passes:
+        lookup(DEFAULTS, name, "option of client work")
+    chosen: Passes = {**DEFAULTS, **others, **passes}
+    check_counts(**chosen)
+    return chosen["local_epochs"], chosen["batch_size"]
 
 
 @dataclasses.dataclass
@@ -64,25 +105,8 @@ def over_batches(
       seed: [2], of the orders and of the steps.
       state: what the first step is given, a structure of tensors.
     """
-
-    def a_batch(epoch_seed: tf.Tensor, i: Scalar, rows: tf.Tensor, state: State) -> State:
-        step_seed = tf.random.experimental.stateless_fold_in(epoch_seed, i)
-        features = _batch(tf.gather(examples.features, rows), step_seed)
-        return step(state, features, tf.gather(examples.labels, rows), step_seed)
-
-    # Loops written out: AutoGraph would read the code of the model and of all that a step calls.
-    def an_epoch(epoch: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
-        epoch_seed = tf.random.experimental.stateless_fold_in(seed, epoch)
-        rows_of, num_steps, rest = _batches(examples.labels, batch_size, epoch_seed)
-
-        def a_step(i: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
-            return i + 1, a_batch(epoch_seed, i, rows_of(i), state)
-
-        if not isinstance(num_steps, int) or num_steps:  # XLA compiles loops that have no turn, too.
-            state = tf.while_loop(lambda i, _: i < num_steps, a_step, (tf.constant(0), state))[1]
-        return epoch + 1, state if rest is None else a_batch(epoch_seed, num_steps, rest, state)
-
-    return tf.while_loop(lambda epoch, _: epoch < num_epochs, an_epoch, (tf.constant(0), state))[1]
+    of_all = lambda state, features, labels, step_seed, present: step(state, features, labels, step_seed)
+    return over_present(examples, seed, num_epochs, batch_size, of_all, state)
 
 
 def over_present(
@@ -97,43 +121,52 @@ def over_present(
 
     Where examples are padded each batch has B rows. Those that count come first; the others are the client's again.
     """
-    if not is_padded():
-        of_all = lambda state, features, labels, seed: step(state, features, labels, seed, None)
-        return over_batches(examples, seed, num_epochs, batch_size, of_all, state)
-    present, number = examples.client >= 0, num_present(examples)
-    num_steps, size = steps_per_epoch(number, batch_size), present.shape[0]
 
+    def a_batch(epoch_seed: tf.Tensor, i: Scalar, rows: tf.Tensor, present: tf.Tensor | None, state: State) -> State:
+        step_seed = tf.random.experimental.stateless_fold_in(epoch_seed, i)
+        features = _batch(tf.gather(examples.features, rows), step_seed)
+        return step(state, features, tf.gather(examples.labels, rows), step_seed, present)
+
+    # Loops written out: AutoGraph would read the code of the model and of all that a step calls.
     def an_epoch(epoch: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
         epoch_seed = tf.random.experimental.stateless_fold_in(seed, epoch)
-        keys = tf.where(present, tf.random.stateless_uniform([size], epoch_seed), 2.0)
-        order = tf.pad(tf.argsort(keys), [[0, -size % batch_size]])
+        rows_of, present_of, num_steps, rest = _batches(examples, batch_size, epoch_seed)
 
         def a_step(i: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
-            rows = tf.slice(order, [i * batch_size], [batch_size])
-            step_seed = tf.random.experimental.stateless_fold_in(epoch_seed, i)
-            features, labels = _batch(tf.gather(examples.features, rows), step_seed), tf.gather(examples.labels, rows)
-            return i + 1, step(state, features, labels, step_seed, i * batch_size + tf.range(batch_size) < number)
+            return i + 1, a_batch(epoch_seed, i, rows_of(i), present_of(i), state)
 
-        return epoch + 1, tf.while_loop(lambda i, _: i < num_steps, a_step, (tf.constant(0), state))[1]
+        if not isinstance(num_steps, int) or num_steps:  # XLA compiles loops that have no turn, too.
+            state = tf.while_loop(lambda i, _: i < num_steps, a_step, (tf.constant(0), state))[1]
+        return epoch + 1, state if rest is None else a_batch(epoch_seed, num_steps, rest, None, state)
 
     return tf.while_loop(lambda epoch, _: epoch < num_epochs, an_epoch, (tf.constant(0), state))[1]
 
 
 def _batches(
-    labels: tf.Tensor, batch_size: int, seed: tf.Tensor
-) -> tuple[Callable[[tf.Tensor], tf.Tensor], Scalar, tf.Tensor | None]:
-    """Return the function from a number to the rows of this batch, the number of batches, and a last smaller one.
+    examples: ClientExamples, batch_size: int, seed: tf.Tensor
+) -> tuple[Callable[[tf.Tensor], tf.Tensor], Callable[[tf.Tensor], tf.Tensor | None], Scalar, tf.Tensor | None]:
+    """Return the functions from a number to the rows of this batch and to which of them count, the number of batches,
+    and a last smaller one.
 
     XLA has no kernel for the shuffle, and each batch of a loop must have one size there: the last one comes by itself.
     """
-    num_examples = tf.shape(labels)[0]
+    order: tf.Tensor
+    of_all, slice_of = lambda i: None, lambda i: tf.slice(order, [i * batch_size], [batch_size])
+    if is_padded():
+        present, number = examples.client >= 0, num_present(examples)
+        keys = tf.where(present, tf.random.stateless_uniform([present.shape[0]], seed), 2.0)
+        order = tf.pad(tf.argsort(keys), [[0, -present.shape[0] % batch_size]])
+        is_present = lambda i: i * batch_size + tf.range(batch_size) < number
+        return slice_of, is_present, steps_per_epoch(number, batch_size), None
     if not is_traced_for_xla():
-        order = tf.random.experimental.stateless_shuffle(tf.range(num_examples), seed)
+        number = tf.shape(examples.labels)[0]
+        order = tf.random.experimental.stateless_shuffle(tf.range(number), seed)
         rows_of = lambda i: order[i * batch_size : (i + 1) * batch_size]
-        return rows_of, steps_per_epoch(num_examples, batch_size), None
-    order = tf.argsort(tf.random.stateless_uniform([labels.shape[0]], seed))
-    whole, rest = divmod(labels.shape[0], batch_size)
-    return lambda i: tf.slice(order, [i * batch_size], [batch_size]), whole, order[-rest:] if rest else None
+        return rows_of, of_all, steps_per_epoch(number, batch_size), None
+    size = examples.labels.shape[0]
+    order = tf.argsort(tf.random.stateless_uniform([size], seed))
+    whole, rest = divmod(size, batch_size)
+    return slice_of, of_all, whole, order[-rest:] if rest else None
 
 
 def _batch(features: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

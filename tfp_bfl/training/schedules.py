@@ -34,16 +34,6 @@ def _stated(
     return schedule
 
 
-# Names for the command line, with the equation of each.
-SCHEDULES = {
-    "cosine": "rate along a half cosine over the rounds of the run, to a tenth of it",
-    "linear": "rate (1 - r / rounds)",
-    "inverse": "rate / (1 + r / 100)",
-    "exponential": "rate exp(-decay max(0, r - silent_rounds))",
-    "constant": "rate",
-}
-
-
 def inverse_decay(learning_rate: float, half_rounds: float = 100.0) -> Callable[[tf.Tensor], tf.Tensor]:
     """Return a learning rate that falls with the inverse of the rounds: the default of client training.
 

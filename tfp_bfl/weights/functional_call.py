@@ -12,7 +12,7 @@ from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.weights.frozen import frozen_layers, read_type
-from tfp_bfl.weights.model_weights import layout
+from tfp_bfl.weights.model_weights import Layout, checked_value, layout
 
 
 def functional_call(
@@ -35,18 +35,7 @@ def functional_call(
         layer that does not hold its weights as attributes.
     """
     places = layout(model)
-    variables, values = _last(places.point, point), list(point)
-    if moments is not None:
-        number = len(places.moving_mean)
-        if not len(moments.mean) == len(moments.variance) == number:
-            raise InvalidArgument(
-                f"There are {len(moments.mean)} means and {len(moments.variance)} variances, but the model has "
-                f"{number} layers with BatchNorm's statistics: it needs one of each a layer."
-            )
-        variables += [*places.moving_mean, *places.moving_variance]
-        values += [*moments.mean, *moments.variance]
-    with _substituted(model, variables, values):
-        return model(features, training=False)
+    return _called(model, places, _last(places.point, point), list(point), features, moments)
 
 
 def variational_call(
@@ -71,10 +60,26 @@ def variational_call(
     """
     places = layout(model)
     variables = [*(w.mean for w in places.variational), *(w.scale for w in places.variational), *places.point]
-    values = [*means, *scales, *point]
+    return _called(model, places, variables, [*means, *scales, *point], features, moments)
+
+
+def _called(
+    model: keras.Model,
+    places: Layout,
+    variables: list[tf.Variable],
+    values: list[tf.Tensor],
+    features: tf.Tensor,
+    moments: MeanField | None,
+) -> tf.Tensor:
     if moments is not None:
-        variables += [*places.moving_mean, *places.moving_variance]
-        values += [*moments.mean, *moments.variance]
+        number = len(places.moving_mean)
+        if not len(moments.mean) == len(moments.variance) == number:
+            raise InvalidArgument(
+                f"There are {len(moments.mean)} means and {len(moments.variance)} variances, but the model has "
+                f"{number} layers with BatchNorm's statistics: it needs one of each a layer."
+            )
+        variables = [*variables, *places.moving_mean, *places.moving_variance]
+        values = [*values, *moments.mean, *moments.variance]
     with _substituted(model, variables, values):
         return model(features, training=False)
 
@@ -157,22 +162,13 @@ def _substituted(model: keras.Model, variables: Sequence[tf.Variable], values: S
                 raise InvalidArgument(
                     f"The weight {variable.name} is no attribute of its layer: use layers that hold each of theirs so."
                 )
-            value = _as_value_of(variable, value)
+            value = tf.convert_to_tensor(value, None if tf.is_tensor(value) else variable.dtype)
+            value = checked_value(variable, value)
             # Several where layers share a weight.
             for layer, name in places[id(variable)]:
                 # Keras casts its variables for layers that compute in another type, and not their values.
                 stack.enter_context(_attribute(layer, name, tf.cast(value, read_type(layer, variable))))
         yield
-
-
-def _as_value_of(variable: tf.Variable, value: Any) -> tf.Tensor:
-    value = tf.convert_to_tensor(value, None if tf.is_tensor(value) else variable.dtype)
-    if value.shape != variable.shape or value.dtype != variable.dtype:
-        raise InvalidArgument(
-            f"The weight {variable.name} is {variable.shape} {variable.dtype.name}, but its value {value.shape} "
-            f"{value.dtype.name}."
-        )
-    return value
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -71,7 +71,9 @@ def check_layers(model: keras.Model) -> None:
     """Check that local training takes account of all that the model's layers do.
 
     The model is traced once in training and in prediction: noise of `tfp_bfl.layers`, and of any stateless operation,
-    passes. Layers of Keras with noise pass where their rates are 0, as those of LSTM, GRU and attention are by default.
+    passes, and so does noise that is multiplied by a constant 0, as that of `GaussianNoise(0.0)`. Layers of Keras with
+    noise pass where their rates are 0, as those of LSTM, GRU and attention are by default. What runs when a model is
+    built, such as initializers, is in no graph of its call.
 
     Args:
       model: a Keras model.
@@ -82,22 +84,26 @@ def check_layers(model: keras.Model) -> None:
     """
     still = {id(layer) for layer in frozen_layers(model)}
     for layer in model._flatten_layers(include_self=False):
-        kind = type(layer)
+        kind, parts = type(layer), [*layer._flatten_layers()]
         # Those of frozen layers are constants of the weights.
-        adds = any((x._losses or x._callable_losses) and id(x) not in still for x in layer._flatten_layers())
-        if "tensorflow_probability" in kind.__module__ or (adds and not _holds_variational(layer)):
+        adds = any((x._losses or x._callable_losses) and id(x) not in still for x in parts)
+        of_kl = any(getattr(part, "variational_weights", []) for part in parts)
+        if "tensorflow_probability" in kind.__module__ or (adds and not of_kl):
             raise InvalidArgument(
                 f"The layer {layer.name!r} ({kind.__name__}) has losses of its own, which local training would leave "
                 "out: use the layers of tfp_bfl.layers, without regularizers."
             )
     graph = _traced(model)
     _check_constant(model, graph)
-    drawn = _unseeded(model, graph)
-    if drawn is not None:
-        what = f"layer {drawn.layer.name!r} ({type(drawn.layer).__name__})" if drawn.layer else f"model {model.name!r}"
+    found = _first_draw(graph)
+    if found is not None:
+        path, operation = found
+        named = {layer.name: layer for layer in model._flatten_layers(include_self=False)}
+        layer = next((named[part] for part in reversed(path.split("/")) if part in named), None)
+        what = f"layer {layer.name!r} ({type(layer).__name__})" if layer else f"model {model.name!r}"
         raise InvalidArgument(
             f"The {what} draws noise that the run's seed does not reach: set its dropout to 0, or use "
-            f"tfp_bfl.layers.MCDropout or tf.random.stateless operations in place of {drawn.operation}."
+            f"tfp_bfl.layers.MCDropout or tf.random.stateless operations in place of {operation}."
         )
 
 
@@ -149,44 +155,12 @@ def _outputs(model: keras.Model, scale: float) -> Any:
         return None
 
 
-def _holds_variational(layer: keras.layers.Layer) -> bool:
-    return any(getattr(part, "variational_weights", []) for part in layer._flatten_layers())
-
-
 # Operations with these attributes keep the state of a generator; stateless ones take their seed as an input.
 _SEEDS = {"seed", "seed2"}
 # Inputs of operations that advance a `tf.random.Generator`.
 _ALGORITHMS = {"alg", "algorithm"}
 # Python code that may draw: its caller does not state that it is a function of its arguments alone.
 _PYTHON = {"PyFunc", "EagerPyFunc"}
-
-
-class Drawn(NamedTuple):
-    """A random operation that no seed of a run reaches.
-
-    Fields:
-      operation: its type, such as "RandomStandardNormal".
-      layer: the layer of the model that calls it; None where its place in the graph does not name one.
-    """
-
-    operation: str
-    layer: Any | None
-
-
-def unseeded_operation(model: keras.Model) -> Drawn | None:
-    """Trace a model in training and in prediction, and return a stateful random operation in the graph or in a function
-    that it calls: bodies of loops, branches, nested `tf.function`s.
-
-    Noise that is multiplied by a constant 0 does not count, as that of `GaussianNoise(0.0)`. What runs when a model is
-    built, such as initializers, is in no graph of its call.
-
-    Args:
-      model: a Keras model of one input.
-
-    Returns:
-      One such operation; None without any.
-    """
-    return _unseeded(model, _traced(model))
 
 
 def _traced(model: keras.Model) -> tf.Graph:
@@ -214,15 +188,6 @@ def _check_constant(model: keras.Model, graph: Any) -> None:
                 )
 
 
-def _unseeded(model: keras.Model, graph: tf.Graph) -> Drawn | None:
-    found = _first_draw(graph)
-    if found is None:
-        return None
-    path, operation = found
-    named = {layer.name: layer for layer in model._flatten_layers(include_self=False)}
-    return Drawn(operation, next((named[part] for part in reversed(path.split("/")) if part in named), None))
-
-
 def seed_alone(what: str, part: Callable[..., Any], *given: object) -> Any:
     """Call a part of a round, and check that it draws noise from the seed that it gets alone.
 
@@ -230,7 +195,7 @@ def seed_alone(what: str, part: Callable[..., Any], *given: object) -> Any:
       what: the part in words, such as "client work".
 
     Raises:
-      InvalidArgument: it adds a stateful random operation to the present graph (`unseeded_operation`).
+      InvalidArgument: it adds a stateful random operation to the present graph, or to a function that it calls.
     """
     graph = tf.compat.v1.get_default_graph()
     first = len(graph.get_operations())

@@ -140,14 +140,17 @@ def _checked(name: str, variables: Sequence[tf.Variable], values: Sequence[tf.Te
     """Return the values as tensors, if they fit the variables."""
     if len(variables) != len(values):
         raise InvalidArgument(f"The model has {len(variables)} {name}, but there are {len(values)} values.")
-    tensors = [tf.convert_to_tensor(value) for value in values]
-    for variable, value in zip(variables, tensors):
-        if not variable.shape.is_compatible_with(value.shape) or variable.dtype != value.dtype:
-            raise InvalidArgument(
-                f"The weight {variable.name} is {variable.shape} {variable.dtype.name}, but its value {value.shape} "
-                f"{value.dtype.name}."
-            )
-    return tensors
+    return [checked_value(variable, tf.convert_to_tensor(value)) for variable, value in zip(variables, values)]
+
+
+def checked_value(variable: tf.Variable, value: tf.Tensor) -> tf.Tensor:
+    """Return the value, if it has the shape and the type of the variable."""
+    if not variable.shape.is_compatible_with(value.shape) or variable.dtype != value.dtype:
+        raise InvalidArgument(
+            f"The weight {variable.name} is {variable.shape} {variable.dtype.name}, but its value {value.shape} "
+            f"{value.dtype.name}."
+        )
+    return value
 
 
 def prior(model: keras.Model) -> MeanField:

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from experiments.fl_swag import controls, federation, run, tables
-from tfp_bfl.training.curvature import with_curvature
+from tfp_bfl.algorithms.swag.work import with_curvature
 
 CELL = {**next(run.cells("logistic_regression", "small")), "clients": 3}
 

@@ -8,12 +8,11 @@ import tensorflow as tf
 
 from tests.kit import assert_same
 from tfp_bfl import models
-from tfp_bfl.algorithms.swag.work import smallest_client, swag, swag_weights
+from tfp_bfl.algorithms.swag.work import sampled_curvature, smallest_client, swag, swag_weights
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import sampling
 from tfp_bfl.posterior import LowRank, MeanField
-from tfp_bfl.training.curvature import curvature
 from tfp_bfl.training.likelihoods import CATEGORICAL
 from tfp_bfl.weights import FlatWeights, ModelWeights, ServerMessage, assign_weights, get_weights, layout, split_head
 
@@ -326,7 +325,7 @@ def test_curvature_widens_the_diagonal_by_what_the_data_leave_open():
     model = mlp()()
     weights = FlatWeights(model)
     weights.load(get_weights(model)._replace(point=narrow.mean))
-    known = curvature(model, weights, CATEGORICAL, data, tf.constant(SEED), OPTIONS["batch_size"])
+    known = sampled_curvature(model, weights, CATEGORICAL, data, tf.constant(SEED), OPTIONS["batch_size"])
     for h, mean, before, after in zip(weights.unflatten(known), narrow.mean, narrow.diagonal, wide.diagonal):
         square = np.mean(np.square(mean))
         assert np.all(h >= 0) and np.max(h) > 0.1

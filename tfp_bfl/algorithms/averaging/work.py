@@ -15,11 +15,10 @@ from tfp_bfl.errors import InvalidArgument, check_count, check_counts, check_num
 from tfp_bfl.layers import without_autograph
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.tensors import Array
-from tfp_bfl.training.batches import steps_per_epoch
+from tfp_bfl.training.batches import Passes, checked, steps_per_epoch, with_passes
 from tfp_bfl.training.inference import stating
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.optimizers import Optimizer, optimizer_of
-from tfp_bfl.training.passes import Passes, checked, with_passes
 from tfp_bfl.training.trainer import Trainer
 from tfp_bfl.training.updates import ByOptimizer, Schedule, check_schedules
 from tfp_bfl.weights import ClientResult, ServerMessage

@@ -17,11 +17,10 @@ from tfp_bfl.layers import sampling
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import flatten
 from tfp_bfl.tensors import Scalar
-from tfp_bfl.training.batches import over_batches
+from tfp_bfl.training.batches import Passes, checked, over_batches, with_passes
 from tfp_bfl.training.inference import stating
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, Optimizer, optimizer_rate
-from tfp_bfl.training.passes import Passes, checked, with_passes
 from tfp_bfl.training.potential import check_independent
 from tfp_bfl.training.schedules import inverse_decay
 from tfp_bfl.training.trainer import Trainer

@@ -16,11 +16,11 @@ from tfp_bfl.errors import InvalidArgument, check_numbers
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import flatten
 from tfp_bfl.tensors import Scalar
+from tfp_bfl.training.batches import Passes, checked, with_passes
 from tfp_bfl.training.inference import settings_for, stating, update_of
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.natural import ByCurvature
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, Optimizer
-from tfp_bfl.training.passes import Passes, checked, with_passes
 from tfp_bfl.training.trainer import Trainer
 from tfp_bfl.training.updates import Schedule, Target, target_of
 from tfp_bfl.weights import ClientResult, FlatWeights, ModelWeights, ServerMessage, TrainingMetrics, layout, prior

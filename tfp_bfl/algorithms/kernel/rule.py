@@ -15,8 +15,9 @@ import tensorflow as tf
 from tfp_bfl.algorithms.kernel import bandwidths, mean_shift
 from tfp_bfl.algorithms.kernel.mean_shift import Rest, ScaledClients
 from tfp_bfl.contracts import ModelGatherRule, Pooled, Traits
-from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup, shown
+from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
 from tfp_bfl.posterior import MeanField, mixtures
+from tfp_bfl.rules.aggregate import checked_weights
 from tfp_bfl.rules.rule import each
 from tfp_bfl.tensors import Array
 from tfp_bfl.weights import ModelWeights
@@ -146,18 +147,15 @@ def kernel_posterior(
     """
     options = _check_options(KernelOptions(start, kernel, bandwidth, scale, max_iterations, weighting or WEIGHTINGS[0]))
 
-    def modes_of(leaves: list[tf.Tensor], importance: tf.Tensor | None) -> KernelModes:
-        """Compute the modes of all leaves [K, ...] in one row [K, D]: one graph for any number of layers."""
-        row = lambda leaf: tf.reshape(leaf, [tf.shape(leaf)[0], leaf.shape[1:].num_elements()])
-        flat = tf.ensure_shape(tf.concat([row(leaf) for leaf in leaves], 1), [leaves[0].shape[0], None])
-        return _run(options, *_check_values(flat, importance, bandwidth))
-
     def pool(stacked: AnyWeights, importance: tf.Tensor, anchor: AnyWeights) -> Pooled[ModelWeights]:
         posterior, point = (stacked.posterior, stacked.point) if isinstance(stacked, ModelWeights) else (stacked, ())
         means = (posterior.mean, point)
         leaves = tf.nest.flatten(means)
         shapes = [leaf.shape[1:] for leaf in leaves]
-        modes = modes_of(leaves, None if weighting is None else importance)
+        # All leaves [K, ...] in one row [K, D]: one graph for any number of layers.
+        row = lambda leaf: tf.reshape(leaf, [tf.shape(leaf)[0], leaf.shape[1:].num_elements()])
+        flat = tf.ensure_shape(tf.concat(list(map(row, leaves)), 1), [leaves[0].shape[0], None])
+        modes = _run(options, *_check_values(flat, None if weighting is None else importance, bandwidth))
         counts = dict(zip(modes._fields[1:], modes[1:]))
         parts = tf.split(modes.mode, [shape.num_elements() for shape in shapes])
         mean, point = tf.nest.pack_sequence_as(means, [tf.reshape(x, shape) for x, shape in zip(parts, shapes)])
@@ -208,16 +206,10 @@ def _modes(options: KernelOptions, values: tf.Tensor, weights: tf.Tensor | None)
     return KernelModes(mode, *(tf.math.count_nonzero(flag, dtype=tf.int32) for flag in flags))
 
 
-class _Block(NamedTuple):
-    """A block of weights: the clients in [-1, 1], their shares in means [C, S], and where they were, [C, 1] each."""
-
-    clients: ScaledClients
-    shares: tf.Tensor
-    middle: tf.Tensor
-    half: tf.Tensor
-
-
-def _ordered(options: KernelOptions, rows: tf.Tensor, weights: tf.Tensor | None) -> _Block:
+def _ordered(
+    options: KernelOptions, rows: tf.Tensor, weights: tf.Tensor | None
+) -> tuple[ScaledClients, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Return the clients in [-1, 1], their shares in means [C, S], and where they were: middle, half range [C, 1]."""
     ones = tf.ones_like(rows)
     if weights is None:
         rows, sizes = tf.sort(rows, -1), ones
@@ -233,7 +225,7 @@ def _ordered(options: KernelOptions, rows: tf.Tensor, weights: tf.Tensor | None)
         clients = ScaledClients(places, ones, (1 / sizes) / tf.reduce_mean(1 / sizes, -1, keepdims=True))
     else:
         clients = ScaledClients(places, sizes)
-    return _Block(clients, sizes / tf.reduce_sum(sizes, -1, keepdims=True), middle, half)
+    return clients, sizes / tf.reduce_sum(sizes, -1, keepdims=True), middle, half
 
 
 def _of_rows(options: KernelOptions, rows: tf.Tensor, weights: tf.Tensor | None) -> tuple[tf.Tensor, ...]:
@@ -334,11 +326,4 @@ def _check_values(values: Array, weights: Any, bandwidth: str) -> tuple[tf.Tenso
             raise InvalidArgument(
                 f"Every value must be finite; it is not so for the clients at {np.flatnonzero(~sound).tolist()}."
             )
-    if weights is None:
-        return values, None
-    weights = tf.cast(tf.convert_to_tensor(weights), tf.float64)
-    if weights.shape.rank != 1 or not weights.shape.is_compatible_with([num_clients]):
-        raise InvalidArgument(f"weights must be [{num_clients}], one a client, but have shape {weights.shape}.")
-    if tf.executing_eagerly() and not bool(tf.reduce_all(tf.math.is_finite(weights) & (weights > 0))):
-        raise InvalidArgument(f"weights must be finite and above zero, but are {shown(weights.numpy().tolist())}.")
-    return values, weights
+    return values, None if weights is None else checked_weights(weights, num_clients, tf.float64)

@@ -152,7 +152,8 @@ def _starts(
         return own(k)._replace(posterior=mine._replace(variance=variance))
 
     if noise == "another":
-        same = [_are_equal(own(k).posterior.variance, own((k + 1) % number).posterior.variance) for k in range(number)]
+        leaves = [[np.asarray(x) for x in tf.nest.flatten(own(k).posterior.variance)] for k in range(number)]
+        same = [all(map(np.array_equal, mine, other)) for mine, other in zip(leaves, [*leaves[1:], leaves[0]])]
         if all(same):
             raise InvalidArgument(
                 "noise='another' gives a client the noise of another one, but all clients here have the same, such as "
@@ -165,10 +166,6 @@ def _starts(
                 *(sum(same), number),
             )
     return with_anothers if noise == "another" else own
-
-
-def _are_equal(first: object, second: object) -> bool:
-    return all(bool(tf.reduce_all(a == b)) for a, b in zip(tf.nest.flatten(first), tf.nest.flatten(second)))
 
 
 def summarise_clients(

@@ -15,11 +15,10 @@ from tfp_bfl.layers import sampling
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import MeanField, gaussian_kl
 from tfp_bfl.tensors import Scalar
-from tfp_bfl.training.batches import over_batches, without_initial_values
+from tfp_bfl.training.batches import Passes, checked, over_batches, with_passes, without_initial_values
 from tfp_bfl.training.inference import stating
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.optimizers import AdamState, adam_step
-from tfp_bfl.training.passes import Passes, checked, with_passes
 from tfp_bfl.training.updates import Schedule, check_schedules, rate_of
 from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage, TrainingMetrics, layout
 from tfp_bfl.weights.flat import Vectors, WeightVectors

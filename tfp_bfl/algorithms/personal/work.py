@@ -17,10 +17,9 @@ from tfp_bfl.layers import sampling
 from tfp_bfl.layers.variational_dropout import MIN_VARIANCE
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import MeanField, flatten, unflatten
-from tfp_bfl.training.batches import over_batches, without_initial_values
+from tfp_bfl.training.batches import Passes, checked, over_batches, with_passes, without_initial_values
 from tfp_bfl.training.inference import stated_training, stating
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
-from tfp_bfl.training.passes import Passes, checked, with_passes
 from tfp_bfl.training.updates import Schedule, check_schedules, rate_of
 from tfp_bfl.weights import ClientResult, ModelWeights, Pruned, ServerMessage, TrainingMetrics, layout
 from tfp_bfl.weights.flat import Vectors, WeightVectors

@@ -15,10 +15,8 @@ from tfp_bfl.errors import InvalidArgument, check_count, check_counts, check_num
 from tfp_bfl.layers import as_floats, sampling, without_autograph
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import LowRank, MeanField
-from tfp_bfl.tensors import Scalar
-from tfp_bfl.training.batches import steps_per_epoch, without_initial_values
-from tfp_bfl.training.curvature import curvature as curvature_of
-from tfp_bfl.training.curvature import with_curvature
+from tfp_bfl.tensors import Scalar, TensorTree
+from tfp_bfl.training.batches import over_batches, steps_per_epoch, without_initial_values
 from tfp_bfl.training.inference import stating
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.trainer import Trainer
@@ -39,6 +37,8 @@ from tfp_bfl.weights import (
 # feature network.
 NORMALIZED_AT_ONCE = 1000
 FEATURES_AT_ONCE = 256
+# No step of a training draws from a seed folded by this.
+_OF_CURVATURE = 2**29 + 1
 
 
 @stating
@@ -133,7 +133,7 @@ def swag(
             metrics, moments = trainer.train(local_message, examples, seed, local_epochs, batch_size, collect, start)
             q = _posterior(trainer.weights, moments, min_variance)
             if curvature:
-                known = curvature_of(network, trainer.weights, of_labels, examples, seed, batch_size)
+                known = sampled_curvature(network, trainer.weights, of_labels, examples, seed, batch_size)
                 q = with_curvature(q, trainer.weights.unflatten(known))
             client = tf.reduce_max(tf.concat([[-1], examples.client], 0))  # -1: it has no examples.
             local = ClientPosterior(client, num_examples, q, _statistics(network, q, examples.features, seed))
@@ -183,6 +183,74 @@ def _statistics(network: keras.Model, q: LowRank, features: tf.Tensor, seed: tf.
     images = as_floats(features[:NORMALIZED_AT_ONCE])
     with sampling("mean", seed):
         return batch_moments(network, q.mean, images)
+
+
+@without_autograph
+def sampled_curvature(
+    model: keras.Model,
+    weights: FlatWeights,
+    likelihood: Likelihood,
+    examples: ClientExamples,
+    seed: tf.Tensor,
+    batch_size: int,
+) -> tf.Tensor:
+    """Return the diagonal of the Gauss-Newton matrix of the negative log likelihood of all examples, where the weights
+    are.
+
+    H = sum_n E_y[(d -log p(y | x_n) / d w)^2],   y from the model's own prediction
+
+    estimated in one pass, with one label drawn for each example: sum_B (sum_(n in B) g_n)^2 over batches B has H as its
+    expectation, as drawn labels are independent and their gradients g_n have the mean 0.
+
+    Args:
+      model: without variational layers.
+      weights: those of the model; their `values` count.
+      likelihood: of the labels.
+      examples: features [N, ...], labels [N].
+      seed: [2].
+      batch_size: B.
+
+    Returns:
+      [P], as `weights.values`.
+
+    Source: Martens 2020 (arXiv:1412.1193), section 9.2.
+    """
+    weights.update_model()
+
+    @without_autograph
+    def add(total: tf.Tensor, features: tf.Tensor, labels: tf.Tensor, step_seed: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(weights.point)
+            with sampling("mean", step_seed):
+                outputs = model(features, training=True)
+            loss = tf.reduce_sum(likelihood.nll_of_drawn(labels, outputs, step_seed))
+        gradients = tape.gradient(loss, weights.point, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return total + tf.square(weights.flatten(gradients))
+
+    own_seed = tf.random.experimental.stateless_fold_in(seed, _OF_CURVATURE)
+    return over_batches(examples, own_seed, 1, batch_size, add, tf.zeros_like(weights.values))
+
+
+def with_curvature(q: LowRank, known: TensorTree) -> LowRank:
+    """Return a posterior, its diagonal widened by what the data leave open.
+
+    1 / (H + 1 / t^2),   t^2 = mean_d mean_d^2
+
+    Laplace's approximation with a prior N(0, t^2) for each tensor, as wide as its weights: without one, a
+    weight of which the data say nothing would be infinitely wide.
+
+    Args:
+      q: its means are where H was taken.
+      known: H, a structure of the means'.
+
+    Source: MacKay 1992, with t^2 from the weights themselves.
+    """
+
+    def left_open(mean: tf.Tensor, known: tf.Tensor) -> tf.Tensor:
+        prior = tf.reduce_mean(tf.square(mean))
+        return prior / (1 + known * prior)
+
+    return q._replace(diagonal=tf.nest.map_structure(lambda d, m, h: d + left_open(m, h), q.diagonal, q.mean, known))
 
 
 def swag_weights(model: keras.Model, last_layer: bool = False) -> list[tf.Variable]:

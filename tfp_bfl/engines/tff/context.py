@@ -16,7 +16,7 @@ from tfp_bfl.engines.tff.heartbeat import heartbeat
 from tfp_bfl.engines.tff.installation import require_tff
 from tfp_bfl.engines.tff.workers import Tls, Worker, is_ready, open_channel
 from tfp_bfl.errors import ComputationError, InvalidArgument, WorkerError, check_count, check_counts
-from tfp_bfl.federated.threads import start
+from tfp_bfl.federated.local import start
 
 _RELEASE_SECONDS = 5.0
 

@@ -31,11 +31,11 @@ class TffEngine:
 
 
 @contextlib.contextmanager
-def installed(runtime: Runtime | None) -> Iterator[Runtime]:
-    """Yield a runtime with its context installed for this thread; a worker of our own if there is none."""
+def running(process: BayesianProcess, runtime: Runtime | None) -> Iterator[TffEngine]:
+    """Yield the engine over a runtime, with its context installed for this thread, or over a worker of our own."""
     if runtime is None:
         with local_workers() as own:
-            yield own
+            yield TffEngine(process, own)
         return
     if not isinstance(runtime, Runtime):
         raise InvalidArgument(
@@ -43,14 +43,7 @@ def installed(runtime: Runtime | None) -> Iterator[Runtime]:
             "engines.tff.local_workers or engines.tff.remote_workers."
         )
     with tff.framework.get_context_stack().install(runtime.context):
-        yield runtime
-
-
-@contextlib.contextmanager
-def running(process: BayesianProcess, runtime: Runtime | None) -> Iterator[TffEngine]:
-    """Yield the engine over a runtime, or over a worker of our own if there is none."""
-    with installed(runtime) as workers:
-        yield TffEngine(process, workers)
+        yield TffEngine(process, runtime)
 
 
 def learning_process(round: Round, model_fn: Callable[[], keras.Model]) -> Any:

@@ -77,7 +77,9 @@ class Worker:
         binary = binary or worker_path()
         if not os.access(binary, os.X_OK):
             raise WorkerError(f"No program {binary} can run here: TFF brings one for Linux x86-64.")
-        environment = _environment(intraop=intra_op_threads, interop=inter_op_threads)
+        threads = {"TF_NUM_INTRAOP_THREADS": intra_op_threads, "TF_NUM_INTEROP_THREADS": inter_op_threads}
+        given = {name: str(number) for name, number in threads.items() if number is not None}
+        environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **given}
         # glibc's heaps, of which it otherwise makes eight a core: cohorts of changing sizes left memory behind in each.
         environment.setdefault("MALLOC_ARENA_MAX", str(max(4, 2 * max_concurrent_calls)))
         deadline = time.monotonic() + startup_seconds
@@ -257,11 +259,6 @@ def is_ready(channel: Any, seconds: float) -> bool:
     except grpc.RpcError as error:
         return error.code() == grpc.StatusCode.UNIMPLEMENTED
     return True
-
-
-def _environment(**threads: int | None) -> dict[str, str]:
-    given = {f"TF_NUM_{name.upper()}_THREADS": str(n) for name, n in threads.items() if n is not None}
-    return {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **given}
 
 
 def _make_folder() -> str:

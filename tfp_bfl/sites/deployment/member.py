@@ -9,12 +9,11 @@ one set of sites, and promises. A ledger has the privacy budget that was spent. 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,6 +23,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import read_arrays, write_arrays
+from tfp_bfl.files.writing import locked
 from tfp_bfl.privacy import Steps
 from tfp_bfl.sites.arrays import digest_of
 from tfp_bfl.sites.deployment import keys
@@ -171,12 +171,10 @@ def bind(folder: pathlib.Path, digest: str) -> contextlib.ExitStack:
 
     Another job in the memory `folder` of the run, or another process that takes part in it, is refused.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as opened:
-        file = opened.enter_context(open(folder / JOB, "a+", encoding="utf-8"))
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            file = opened.enter_context(locked(folder / JOB, wait=False))
+        except BlockingIOError:
             raise InvalidArgument("Another process of this site takes part in this run: end that one.") from None
         file.seek(0)
         recorded = file.read()
@@ -274,7 +272,7 @@ class Ledger:
         self._folder, self._run, self._job = folder, run, job
         self._steps = steps._replace(number=steps.number * rounds)
         self._rounds = rounds
-        with self._locked():
+        with locked(self._folder / ".lock"):
             others = {path.stem: self._read(path) for path in sorted(self._folder.glob("*.json"))}
             recorded = others.pop(self._run, None)
             known = recorded and (Steps(*recorded["told"]), recorded["rounds"], recorded.get("job"))
@@ -294,7 +292,7 @@ class Ledger:
     def charge(self, message: Mapping[str, np.ndarray]) -> None:
         """Record the message of a round of the run before its answer; the round has no other message."""
         number, digest = str(int(np.asarray(message["round"]))), digest_of(message)
-        with self._locked():
+        with locked(self._folder / ".lock"):
             # Another process may have answered a round of this run since.
             messages: dict[str, str] = self._read(self._path)["messages"]
             if messages.setdefault(number, digest) != digest:
@@ -307,13 +305,6 @@ class Ledger:
     @property
     def _path(self) -> pathlib.Path:
         return self._folder / f"{self._run}.json"
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with open(self._folder / ".lock", "a", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
 
     def _write(self, messages: Mapping[str, str]) -> None:
         entry = {"job": self._job, "told": list(self._steps), "rounds": self._rounds, "messages": messages}

@@ -10,11 +10,11 @@ from typing import Any
 import pydantic
 
 from tfp_bfl.app.options.config import read_yaml
-from tfp_bfl.app.options.refusals import NoTruthAsNumber, must_be
+from tfp_bfl.app.options.refusals import NoTruthAsNumber, refusal
 from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.data.cells import MOST_LEVELS
 from tfp_bfl.data.messages import MOST_CATEGORIES
-from tfp_bfl.errors import MIN_DELTA, InvalidArgument, lookup, shown
+from tfp_bfl.errors import MIN_DELTA, InvalidArgument, lookup
 from tfp_bfl.files import name as path_name
 
 FILE, SECRET = "party.yaml", "secret"
@@ -105,10 +105,7 @@ def read_file(folder: str | os.PathLike[str]) -> PartyFile:
     try:
         settings = PartyFile(**values)
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        raise InvalidArgument(
-            f"{first['loc'][0]} of {path_name(path)} is {shown(first['input'])}, but must be {must_be(first)}."
-        ) from None
+        raise refusal(error, f" of {path_name(path)}") from None
     resolved = lambda x: x and str(pathlib.Path(folder) / x)
     return settings.model_copy(update={"data": resolved(settings.data), "test_data": resolved(settings.test_data)})
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+from tfp_bfl.app.one_run.records import in_columns
 from tfp_bfl.errors import Error, InvalidArgument, lookup
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import begun
@@ -241,8 +242,7 @@ def list_runs(kit: Kit, progress: Progress) -> list[str]:
     rows = [("run", "status", "submitted", "duration")]
     for name, status, submitted, duration in ([_text(job, part) for part in parts] for job in jobs):
         rows.append((name, _words(status), submitted[:19], duration[:14]))
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return in_columns(rows).split("\n")
 
 
 def follow_run(kit: Kit, name: str, progress: Progress) -> str:

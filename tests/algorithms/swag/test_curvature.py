@@ -5,10 +5,9 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import models
-from tfp_bfl.algorithms.swag.work import swag
+from tfp_bfl.algorithms.swag.work import sampled_curvature, swag, with_curvature
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.posterior import LowRank
-from tfp_bfl.training.curvature import curvature, with_curvature
 from tfp_bfl.training.likelihoods import parse_likelihood
 from tfp_bfl.weights import FlatWeights, ServerMessage, get_weights
 
@@ -39,7 +38,9 @@ def test_it_is_the_gauss_newton_matrix_of_a_logistic_regression(batch_size):
     model = model_fn()
     weights = FlatWeights(model)
     weights.load(get_weights(model))
-    found = curvature(model, weights, parse_likelihood("categorical"), EXAMPLES, tf.constant([0, 1]), batch_size)
+    found = sampled_curvature(
+        model, weights, parse_likelihood("categorical"), EXAMPLES, tf.constant([0, 1]), batch_size
+    )
     kernel, bias = weights.unflatten(found)
     wanted = exact(get_weights(model).point)
     np.testing.assert_allclose(np.concatenate([kernel, bias[None]]), wanted, rtol=0.5, atol=1e-6)
