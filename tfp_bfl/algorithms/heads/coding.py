@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.algorithms.heads.sums import ClassSums, HeadSums, empty_sums
-from tfp_bfl.compression import golomb, lengths
+from tfp_bfl.compression import golomb
 from tfp_bfl.contracts import Coding
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior.kronecker import symmetric, upper
@@ -104,7 +104,7 @@ def num_bits(code: HeadSums) -> tf.Tensor:
     """Return 8 times the bytes of a code, float32."""
     floats, levels = _parts(code)
     size = 64 * sum(x.shape.num_elements() for x in floats)
-    return tf.cast(sum(map(lengths.num_bits, levels), size), tf.float32)
+    return tf.cast(sum(map(golomb.num_bits, levels), size), tf.float32)
 
 
 def _parts(code: HeadSums) -> tuple[list[Any], list[Any]]:
