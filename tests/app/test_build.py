@@ -37,11 +37,8 @@ SMALL = {"dataset": "breast_cancer", "model": "mlp", "partition": "iid", "client
 TINY = {**SMALL, "local_epochs": 1}
 SOURCE = bfl.data.load("breast_cancer")
 # What a recipe gets of every configuration.
-COMMON = {
-    *("element_spec", "local_epochs", "batch_size", "learning_rate"),
-    *("optimizer_fn", "server_optimizer", "max_change_norm", "augmentation"),
-}
-COMPRESSED = {"compressor", "per_tensor", "error_memory", "variance_bits"}
+COMMON = {"element_spec", "local_epochs", "batch_size", "learning_rate", "optimizer_fn", "server_optimizer"}
+COMPRESSED = {"per_tensor", "error_memory"}
 
 
 def config_of(algorithm, **options):
@@ -87,17 +84,17 @@ def test_every_recipe_is_tried():
 
 def test_options_reach_the_recipe(options_of):
     given = options_of(config_of("fed_kppa", shrinkage=0.3, learning_rate=0.25, server_optimizer="sgd"))
-    assert set(given) == COMMON | {"robust", "shrinkage", "burn_in_rounds", "start", "kernel_options"}
+    assert set(given) == COMMON | {"shrinkage", "burn_in_rounds", "start", "kernel_options"}
     assert given["kernel_options"] == {"kernel": "gaussian", "bandwidth": "scott", "scale": 2.0}
     assert (given["start"], given["shrinkage"], given["burn_in_rounds"]) == ("clients", 0.3, 1)
     assert float(rate_of(given["learning_rate"], tf.constant(0))) == 0.25
     assert given["optimizer_fn"]().get_config()["momentum"] == pytest.approx(0.9)
     given = options_of(config_of("fed_sgld", max_samples=7))
-    own = {"weighting", "robust", "burn_in_rounds", "step_size", "max_samples"}
-    assert set(given) == COMMON | COMPRESSED - {"variance_bits"} | own
+    own = {"weighting", "burn_in_rounds", "step_size", "max_samples"}
+    assert set(given) == COMMON | COMPRESSED | own
     assert (given["step_size"], given["max_samples"], given["burn_in_rounds"]) == (1e-4, 7, 1)
     assert options_of(config_of("fed_kp", kernel_start="mean"))["start"] == "mean"
-    assert set(options_of(config_of("fed_prox"))) == COMMON | COMPRESSED | {"weighting", "robust", "proximal"}
+    assert set(options_of(config_of("fed_prox"))) == COMMON | COMPRESSED | {"weighting", "proximal"}
 
 
 CHAINS = {
@@ -222,10 +219,9 @@ def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
     assert rate == pytest.approx(0.25 if name in ("default", "variational") else usual)
     assert given.pop("element_spec") == SOURCE.element_spec
     assert given == {
-        **{"local_epochs": 1, "batch_size": batch.get("batch_size", 32), "weighting": "equal", "robust": None},
-        **{"max_change_norm": None, "compressor": None, "per_tensor": False, "error_memory": False},
-        **{"variance_bits": None, "augmentation": None, "server_optimizer": None},
-        **{"update_prior": False, "pretrained": True},
+        **{"local_epochs": 1, "batch_size": batch.get("batch_size", 32), "weighting": "equal"},
+        **{"per_tensor": False, "error_memory": False, "update_prior": False, "pretrained": True},
+        "server_optimizer": None,
         **(
             {"inference": "backprop", "temperature": 1.0, "optimizer_fn": default_optimizer(update_prior=True)}
             if name == "variational"

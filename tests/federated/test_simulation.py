@@ -120,7 +120,7 @@ def test_rows_are_plain_numbers(kind, runtime):
         ({"rounds": 1, "cohort_size": 6}, "cohort_size is 6, but must be at most the number of clients, 5"),
         ({"rounds": 1, "cohort_size": 0}, "cohort_size is 0"),
         ({"rounds": 1, "seed": -1}, "seed is -1"),
-        ({"rounds": 1, "dropout": 1.0}, "dropout is 1.0, but must be a probability"),
+        ({"rounds": 1, "dropout": 1.0}, "dropout is 1.0, but must be at least 0 and below 1"),
         ({"rounds": 1, "dropout": -0.1}, "dropout is -0.1"),
         ({"rounds": 1, "dropout": float("nan")}, "dropout is nan"),
         ({"rounds": 1, "max_retries": -1}, "max_retries is -1"),

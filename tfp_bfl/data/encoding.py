@@ -152,7 +152,7 @@ def encode(raw: Raw, features: Sequence[Feature], columns: Sequence[Column]) -> 
             block[empty] = np.nan
             empty = empty if feature.has_rare else numbers == len(places)
         else:
-            block = cells.values.reshape(len(empty), -1)
+            block = cells.values if cells.values.ndim > 1 else cells.values[:, np.newaxis]
         blocks += [block, empty[:, np.newaxis]] if feature.has_missing else [block]
     whole = np.concatenate(blocks, 1).astype(np.float64)
     return np.where(np.isnan(whole), [column.mean for column in columns], whole)
