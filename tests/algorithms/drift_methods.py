@@ -97,10 +97,12 @@ def default():
     def pool(results, anchor):
         begin, pooled = values(anchor), averaged(results, anchor)
         gradient = (begin - values(pooled)) / WORK["learning_rate"]
-        mean, square = 0.1 * gradient, 0.01 * np.square(gradient)
-        step = 0.1 * 0.1 * np.r_[kernels, biases] * mean / (np.sqrt(square) + 1e-7)
+        mean, square = 0.3 * gradient, 0.01 * np.square(gradient)
+        step = 0.1 * 0.1 * np.r_[kernels, biases] * 0.1 / 0.3 * mean / (np.sqrt(square) + 1e-7)
         adam = {"step": np.int32(1), "accumulator": np.float32(mean), "preconditioner": np.float32(square)}
-        state = AdaptiveSteps(np.int32(0), adam)
+        # Four steps of a client of mean size, with momentum 0.9.
+        carried = sum(0.7**j for j in range(1, 5)) / 0.3 / sum(10 * (1 - 0.9**j) for j in range(1, 5))
+        state = AdaptiveSteps(np.int32(0), adam, np.float32(carried))
         return state, with_values(0.05 * begin + 0.95 * values(pooled) - step, pooled)
 
     most = len(SIZES) * (32 * NUM_WEIGHTS + 8 * len(kernels) + 32 * 2)

@@ -13,13 +13,14 @@ import tensorflow as tf
 from tests.processes import in_this_process
 from tests.test_truth import EQUAL, OF_DATA, SIZES, exact, model_fn, problem, rms
 from tfp_bfl import algorithms, clients, federated, models
-from tfp_bfl.algorithms.default import FIRST_STDDEV, AdaptiveSteps
+from tfp_bfl.algorithms.default import FIRST_STDDEV
+from tfp_bfl.algorithms.drift import with_flat_values
 from tfp_bfl.data import ClientExamples, iid, load
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.privacy import Privacy
 from tfp_bfl.training.schedules import falling
-from tfp_bfl.weights import Population, ServerMessage, get_weights, layout
+from tfp_bfl.weights import Population, RoundSize, ServerMessage, get_weights, layout
 from tfp_bfl.weights.exchange import AtTemperature
 
 from .drift_methods import NUM_WEIGHTS, values
@@ -45,7 +46,7 @@ def test_a_client_sends_its_training_as_of_a_client_of_mean_size(client):
     message = ServerMessage(weights, tf.constant(20), federation=Population(3, sum(OF_CLIENTS), rounds=tf.constant(40)))
     work = algorithms.default(of_model, variance_bits=32, **SMALL).client_work
     alone = clients.variational(
-        of_model, **SMALL, learning_rate=falling(0.03, 2, 3e-3), first_stddev=FIRST_STDDEV, temperature=0.06
+        of_model, **SMALL, learning_rate=falling(0.03, 3, 3e-3), first_stddev=FIRST_STDDEV, temperature=0.06
     )
     found, wanted = (x()(message, examples, tf.constant([1, 2])).weights for x in (work, alone))
     share = reached(2) / reached(-(-OF_CLIENTS[client] // 8))
@@ -59,20 +60,46 @@ def test_a_client_sends_its_training_as_of_a_client_of_mean_size(client):
 @pytest.mark.deep(after="tests/algorithms/test_default.py")
 @pytest.mark.parametrize("client", range(3))
 def test_a_client_of_more_estimates_moves_the_precision_as_one_of_mean_size(client):
-    """Two estimates, three and two of batches of one example, each with a tenth of a quarter or a 21st; and two."""
+    """Two estimates, three and two of batches of one example, each with a tenth of an eighth or a 21st; and two."""
     of_model, options = mlp("flipout"), {"local_epochs": 1, "batch_size": 1}
     weights, examples = get_weights(of_model()), tf.nest.map_structure(tf.constant, CLIENTS.examples(client))
     message = ServerMessage(weights, tf.constant(20), federation=Population(3, sum(OF_CLIENTS), rounds=tf.constant(40)))
     work = algorithms.default(of_model, variance_bits=32, **options).client_work
-    rates = {"learning_rate": falling(0.03, 2, 3e-3), "first_stddev": FIRST_STDDEV, "temperature": 0.06}
+    rates = {"learning_rate": falling(0.03, 3, 3e-3), "first_stddev": FIRST_STDDEV, "temperature": 0.06}
     alone = clients.variational(of_model, **options, **rates)
     found, wanted = (x()(message, examples, tf.constant([1, 2])).weights.posterior for x in (work, alone))
-    share = lambda steps: 1 - np.prod([1 - max(1 / (21 + j), 0.1 * 0.5**2) for j in range(-(-steps // 8))])
+    share = lambda steps: 1 - np.prod([1 - max(1 / (21 + j), 0.1 * 0.5**3) for j in range(-(-steps // 8))])
     ratio = share(sum(OF_CLIENTS) // 3) / share(OF_CLIENTS[client])
     for a, b, start in zip(found.variance, wanted.variance, weights.posterior.variance):
         a, b, start = (1 / np.float64(x) for x in (a, b, start))
         np.testing.assert_allclose(a, start + ratio * (b - start), rtol=1e-5)
     assert (ratio == 1) == (client != 1)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_server_s_steps_are_those_of_its_equations(steps):
+    """Rounds 12 to 14 of 40 in NumPy; three clients, of which one of mean size has so many steps."""
+    of_model, rng = mlp("flipout"), np.random.default_rng(0)
+    step, weights = algorithms.default(of_model, local_epochs=steps, batch_size=64).server_step, get_weights(of_model())
+    present = Population(3, sum(OF_CLIENTS))
+    size = RoundSize(3, sum(OF_CLIENTS), 1.0, present, rounds=tf.constant(40))
+    state = step.initialize(weights)
+    state = state._replace(adam={**state.adam, "step": tf.constant(12)})
+    w, mean, square = np.float64(values(weights)), 0.0, 0.0
+    unit = lambda x: np.full(x.shape, np.sqrt(2 / np.prod(x.shape[:-1])) if x.ndim > 1 else 0.1)
+    units = np.concatenate([np.ravel(unit(np.asarray(x))) for x in (*weights.posterior.mean, *weights.point)])
+    carried = sum(0.7**j for j in range(1, steps + 1)) / 0.3 / reached(steps)
+    for done in range(12, 15):
+        d = 1e-3 * rng.normal(size=w.shape)
+        share = (1 + np.cos(np.pi * done / 40)) / 2
+        rate, before = 0.03 * share**3, mean
+        mean, square = 0.7 * mean - 0.3 * d / rate, 0.99 * square + 0.01 * (d / rate) ** 2
+        adam = mean / (1 - 0.7 ** (done + 1)) / (np.sqrt(square / (1 - 0.99 ** (done + 1))) + 1e-7)
+        start = weights
+        pooled = with_flat_values(weights, np.float32(values(weights) + d))
+        state, weights = step.next(step.meet(state, size), start, pooled, tf.constant([1, 2]), tf.constant(0.1))
+        w += (1 - share / 2) * (d - rate * carried * before) - 0.1 * share * units * adam
+        np.testing.assert_allclose(values(weights), w, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +240,7 @@ def near_the_end(sizes, seed, done):
         shape = first.weights.posterior.mean[0].shape
         at = MeanField(*((np.float32(np.reshape(x, shape)),) for x in (mean, variance)))
         state = process.with_clients(first, range(len(sizes)), sizes, ROUNDS)
-        step = AdaptiveSteps(np.int32(ROUNDS), {**state.step.adam, "step": np.int32(done)})
+        step = state.step._replace(rounds=np.int32(ROUNDS), adam={**state.step.adam, "step": np.int32(done)})
         state = state._replace(round=np.int32(done), step=step, weights=state.weights._replace(posterior=at))
         data = [
             tf.data.Dataset.from_tensors(ClientExamples(np.full(len(y), k, np.int32), x, y))
@@ -232,20 +259,21 @@ def near_the_end(sizes, seed, done):
 @pytest.mark.parametrize("sizes", [EQUAL, SIZES], ids=["equal", "unequal"])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_at_the_exact_posterior_the_last_rounds_stay(sizes, seed):
-    """Started there with 10 of 60 rounds to go, in which both rates fall to zero.
+    """Started there with 10 of 60 rounds to go, in which both rates fall to zero, and with an empty state of Adam, of
+    which the first steps are longer than those of a run.
 
-    Means are .09, .17 and .15 standard deviations off at the end on problems 0 to 2 with equal clients, at most .10,
-    .17 and .20 in between; with unequal ones .11, .10 and .10, and at most .13. Variances are .98 to 1.02 times the
-    exact ones, and .96 to 1.03 with unequal clients.
+    Means are .15, .24 and .21 standard deviations off at the end on problems 0 to 2 with equal clients, at most .23,
+    .27 and .44 in between; with unequal ones .14, .18 and .15, and at most .21, .22 and .29. Variances are .98 to 1.02
+    times the exact ones, and .96 to 1.03 with unequal clients.
     """
     errors, ratios = near_the_end(sizes, seed, ROUNDS - 10)
-    assert errors.max() < 0.3 and errors[-1] < 0.22, errors
+    assert errors.max() < 0.6 and errors[-1] < 0.3, errors
     assert ratios.min() > 0.85 and ratios.max() < 1.1, ratios
 
 
 @pytest.mark.deep(after="tests/algorithms/test_default.py")
 @pytest.mark.statistical
 def test_in_the_middle_of_a_run_it_does_not_stay():
-    """The same start with half of the rounds to go, where rates are high: the error rises to .49, and falls again."""
+    """The same start with half of the rounds to go, where rates are high: the error rises to 1.3, and falls to .11."""
     errors, _ = near_the_end(EQUAL, 0, ROUNDS // 2)
     assert errors.max() > 0.4 > 0.25 > errors[-1]

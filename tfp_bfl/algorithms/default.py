@@ -35,8 +35,12 @@ SERVER_RATE = 0.1
 BEGINNING = 10
 # Of the noise in the first round.
 FIRST_STDDEV = 0.02
+# Of means of gradients over rounds: with 0.9 they oscillate for longer than 60 rounds are.
+MOMENTUM = 0.7
 # Squares of gradients are of the last 100 rounds: they get smaller by orders of magnitude.
-_ADAM = adam(1.0, beta_2=0.99)
+_ADAM = adam(1.0, beta_1=MOMENTUM, beta_2=0.99)
+# Of the falling share of the rounds: the rate of the clients.
+POWER = 3.0
 # Of a weight that is no kernel's, such as a bias.
 _UNIT = 0.1
 # Of the share of a guess's loss that training leaves, the posterior temperature; and its least and most.
@@ -57,12 +61,14 @@ class AdaptiveSteps(NamedTuple):
     Fields:
       rounds: of the run, int32; 0 where they are not known.
       adam: of `servers.adam`, over means and point weights as one vector.
+      carried: c: the step along the gradients of former rounds over that along the present one, a scalar.
       loss: the least mean loss of a round so far, as a share of log C; most: the largest T at the end; temperature: T:
         scalars; () where T is fixed.
     """
 
     rounds: Any
     adam: Any
+    carried: Any = 0.0
     loss: Any = ()
     most: Any = ()
     temperature: Any = ()
@@ -76,14 +82,15 @@ def default(
 
     w_k = the end of client k's training from w on, by SGD with momentum at the rate rho_r, of a_k steps
     d = sum_k b_k (a / a_k) (w_k - w),   g = -d / rho_r
-    w <- w + (1 - s_r / 2) d - eta s_r u m / (sqrt(v) + epsilon),   m, v of g and g^2 as of `servers.adam`
+    w <- w + (1 - s_r / 2) (d - rho_r c m) - eta s_r u m' / (sqrt(v') + epsilon)
 
     over means and point weights, with b_k the clients' weights, a the steps of a client of mean size and u the unit of
-    a weight: the standard deviation sqrt(2 / inputs) of its kernel's first values. f_r falls from 1 to 0 over the
-    rounds of the run, rho_r as its square (`training.schedules.falling`), and s_r = f_r min(1, (r + 1) / 10): adaptive
-    steps, which go on where clients disagree or gradients are small, and the average at last. Where the weighted mean
-    of the clients' gradients vanishes both rest, whatever the clients' sizes; what several local steps drift apart is
-    in proportion to rho_r.
+    a weight: the standard deviation sqrt(2 / inputs) of its kernel's first values. m and v are of g and g^2 as of
+    `servers.adam`, ' after this round. f_r falls from 1 to 0 over the rounds of the run, rho_r as its cube
+    (`training.schedules.falling`), and s_r = f_r min(1, (r + 1) / 10): adaptive steps, which go on where clients
+    disagree or gradients are small, and the average at last. c carries momentum from round to round, which clients of
+    few steps do not reach by themselves (`carried`). Where the weighted mean of the clients' gradients vanishes both
+    rest, whatever the clients' sizes; what several local steps drift apart is in proportion to rho_r.
 
     Precisions are the mean of the clients' curvatures, sum_k b_k (1 / t^2 + n h_k / T), from the first round on
     (`training.natural.ByCurvature`, first_stddev). A model without Gaussian weights has the same steps of its weights,
@@ -126,7 +133,7 @@ def default(
     check_number(server_learning_rate, "server_learning_rate")
     given_rate = work.pop("learning_rate", None)
     first_rate = optimizer_rate(DEFAULT_OPTIMIZER) if given_rate is None else check_number(given_rate, "learning_rate")
-    rate = falling(first_rate, 2.0, 3e-3)
+    rate = falling(first_rate, POWER, 3e-3)
     local = clients.variational(model_fn, **work, learning_rate=rate, first_stddev=FIRST_STDDEV)
     reach = reach_of(**{name: x for name, x in work.items() if name != "weighting"}, learning_rate=rate)
 
@@ -134,7 +141,7 @@ def default(
     if is_gaussian and not changed and process.get("weighting") not in weightings.COMPARE_POSTERIORS:
         process["variance_bits"] = 8
         local = local._replace(settings=(*dict(local.settings).items(), ("variance_bits", 8)))
-    own, step = local.around(_sending(reach, first_rate, guess)), _server(server_learning_rate, rate)
+    own, step = local.around(_sending(reach, first_rate, guess)), _server(server_learning_rate, rate, reach)
     if guess:
         stated = {**dict(own.settings), "temperature": "by the loss"}
         own = own._replace(extra=lambda weights: tf.constant(0.0), settings=tuple(stated.items()))
@@ -156,7 +163,7 @@ def _sending(reach: Callable[..., Reach], first_rate: float, guess: float | None
         begin, end = flat_values(message.weights), flat_values(result.weights)
         moved = (end - begin) / relative_steps(reach, message, result.num_examples)
         weights = with_flat_values(result.weights, begin + moved)
-        own, usual = (estimated(message, x) for x in (result.num_examples, mean_size(message)))
+        own, usual = (estimated(message, x) for x in (result.num_examples, mean_size(message.federation)))
         sent = lambda before, after: 1 / (1 / before + usual / own * (1 / after - 1 / before))
         variance = tf.nest.map_structure(sent, message.weights.posterior.variance, weights.posterior.variance)
         result = result._replace(weights=weights._replace(posterior=weights.posterior._replace(variance=variance)))
@@ -209,12 +216,12 @@ def _heated(mean: tf.Tensor, variance: tf.Tensor, of_prior: float | None, factor
     return 1 / (prior + factor * tf.maximum(1 / variance - prior, 0.0))
 
 
-def _server(learning_rate: float, rate: Schedule) -> ServerStep:
-    """Return the step eta s_r u Adam(g), and that to the average; `rate` is of the clients."""
+def _server(learning_rate: float, rate: Schedule, reach: Callable[..., Reach]) -> ServerStep:
+    """Return the step eta s_r u Adam(g), and that to the average; `rate` and `reach` are of the clients."""
     share_of = falling(1.0)
 
     def initialize(weights: ModelWeights) -> AdaptiveSteps:
-        return AdaptiveSteps(tf.constant(0), _ADAM.initialize(flat_values(weights)))
+        return AdaptiveSteps(tf.constant(0), _ADAM.initialize(flat_values(weights)), tf.constant(0.0))
 
     def advance(
         state: AdaptiveSteps, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor
@@ -223,15 +230,26 @@ def _server(learning_rate: float, rate: Schedule) -> ServerStep:
         begin, done = flat_values(weights), state.adam["step"]
         moved = flat_values(pooled) - begin
         share = rate_of(share_of, done, state.rounds) * tf.minimum(1.0, (tf.cast(done, tf.float32) + 1) / BEGINNING)
-        adam, direction = _ADAM.next(state.adam, tf.zeros_like(begin), -moved / rate_of(rate, done, state.rounds))
+        of_round, before = rate_of(rate, done, state.rounds), state.adam["accumulator"]
+        adam, direction = _ADAM.next(state.adam, tf.zeros_like(begin), -moved / of_round)
         step = learning_rate * share * _units(weights) * direction
-        return state._replace(adam=adam), with_flat_values(pooled, begin + (1 - share / 2) * moved + step)
+        average = moved - of_round * state.carried * before
+        return state._replace(adam=adam), with_flat_values(pooled, begin + (1 - share / 2) * average + step)
 
     def meet(state: AdaptiveSteps, size: RoundSize) -> AdaptiveSteps:
-        return state._replace(rounds=size.rounds)
+        usual = reach(0, mean_size(size))
+        return state._replace(rounds=size.rounds, carried=carried(usual.number) / usual.steps)
 
     name = f"average and adam, learning rate {learning_rate:g}"
     return ServerStep(initialize, advance, meet=meet, name=name)
+
+
+def carried(number: tf.Tensor) -> tf.Tensor:
+    """Return by how many times a mean gradient the velocity of rounds before moves the weights in so many steps.
+
+    b (1 - b^tau) / (1 - b)^2,   b = `MOMENTUM`: v / (1 - b) at first, and b v_j after each of tau steps
+    """
+    return MOMENTUM * (1 - MOMENTUM**number) / (1 - MOMENTUM) ** 2
 
 
 def _units(weights: ModelWeights) -> tf.Tensor:

@@ -29,7 +29,7 @@ from tfp_bfl.training.inference import default_optimizer, default_rate, settings
 from tfp_bfl.training.optimizers import SGD, Optimizer, optimizer_of
 from tfp_bfl.training.schedules import inverse_decay
 from tfp_bfl.training.updates import Schedule, rate_of
-from tfp_bfl.weights import ClientResult, LinearTerm, ModelWeights, RoundSize, ServerMessage
+from tfp_bfl.weights import ClientResult, LinearTerm, ModelWeights, Population, RoundSize, ServerMessage
 
 
 class Reach(NamedTuple):
@@ -85,13 +85,13 @@ def reach_of(
 
 def relative_steps(reach: Callable[..., Reach], message: ServerMessage, num_examples: Scalar) -> tf.Tensor:
     """Return a_k / a: the steps of a client of so many examples by those of one of mean size, a scalar."""
-    return reach(message.round, num_examples).steps / reach(message.round, mean_size(message)).steps
+    return reach(message.round, num_examples).steps / reach(message.round, mean_size(message.federation)).steps
 
 
-def mean_size(message: ServerMessage) -> tf.Tensor:
+def mean_size(federation: Population | RoundSize) -> tf.Tensor:
     """Return the mean number of a client's examples; 0, of a client of one batch, where the server knows none."""
-    num_clients = tf.cast(tf.maximum(message.federation.num_clients, 1), tf.int64)
-    return tf.cast(tf.cast(message.federation.num_examples, tf.int64) // num_clients, tf.int32)
+    num_clients = tf.cast(tf.maximum(federation.num_clients, 1), tf.int64)
+    return tf.cast(tf.cast(federation.num_examples, tf.int64) // num_clients, tf.int32)
 
 
 def flat_values(weights: ModelWeights) -> tf.Tensor:
