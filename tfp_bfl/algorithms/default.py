@@ -39,8 +39,6 @@ FIRST_STDDEV = 0.02
 MOMENTUM = 0.7
 # Squares of gradients are of the last 100 rounds: they get smaller by orders of magnitude.
 _ADAM = adam(1.0, beta_1=MOMENTUM, beta_2=0.99)
-# Of the falling share of the rounds: the rate of the clients.
-POWER = 3.0
 # Of a weight that is no kernel's, such as a bias.
 _UNIT = 0.1
 # Of the share of a guess's loss that training leaves, the posterior temperature; and its least and most.
@@ -89,7 +87,7 @@ def default(
     `servers.adam`, ' after this round. f_r falls from 1 to 0 over the rounds of the run, rho_r as its cube
     (`training.schedules.falling`), and s_r = f_r min(1, (r + 1) / 10): adaptive steps, which go on where clients
     disagree or gradients are small, and the average at last. c carries momentum from round to round, which clients of
-    few steps do not reach by themselves (`carried`). Where the weighted mean of the clients' gradients vanishes both
+    few steps do not reach by themselves. Where the weighted mean of the clients' gradients vanishes both
     rest, whatever the clients' sizes; what several local steps drift apart is in proportion to rho_r.
 
     Precisions are the mean of the clients' curvatures, sum_k b_k (1 / t^2 + n h_k / T), from the first round on
@@ -133,7 +131,7 @@ def default(
     check_number(server_learning_rate, "server_learning_rate")
     given_rate = work.pop("learning_rate", None)
     first_rate = optimizer_rate(DEFAULT_OPTIMIZER) if given_rate is None else check_number(given_rate, "learning_rate")
-    rate = falling(first_rate, POWER, 3e-3)
+    rate = falling(first_rate, 3.0, 3e-3)
     local = clients.variational(model_fn, **work, learning_rate=rate, first_stddev=FIRST_STDDEV)
     reach = reach_of(**{name: x for name, x in work.items() if name != "weighting"}, learning_rate=rate)
 
@@ -238,18 +236,12 @@ def _server(learning_rate: float, rate: Schedule, reach: Callable[..., Reach]) -
 
     def meet(state: AdaptiveSteps, size: RoundSize) -> AdaptiveSteps:
         usual = reach(0, mean_size(size))
-        return state._replace(rounds=size.rounds, carried=carried(usual.number) / usual.steps)
+        # The velocity m / (1 - b) of former rounds moves on by b (1 - b^tau) / (1 - b) of itself in tau steps.
+        further = MOMENTUM * (1 - MOMENTUM**usual.number) / (1 - MOMENTUM) ** 2
+        return state._replace(rounds=size.rounds, carried=further / usual.steps)
 
     name = f"average and adam, learning rate {learning_rate:g}"
     return ServerStep(initialize, advance, meet=meet, name=name)
-
-
-def carried(number: tf.Tensor) -> tf.Tensor:
-    """Return by how many times a mean gradient the velocity of rounds before moves the weights in so many steps.
-
-    b (1 - b^tau) / (1 - b)^2,   b = `MOMENTUM`: v / (1 - b) at first, and b v_j after each of tau steps
-    """
-    return MOMENTUM * (1 - MOMENTUM**number) / (1 - MOMENTUM) ** 2
 
 
 def _units(weights: ModelWeights) -> tf.Tensor:
