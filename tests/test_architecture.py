@@ -64,7 +64,7 @@ MAY_IMPORT = {
     "posterior": set(),
     "privacy": set(),
     "data": set(),
-    **{name: set() for name in ("defaults", "errors", "faces", "files", "keras", "labels", "logs")},
+    **{name: set() for name in ("defaults", "display", "errors", "faces", "files", "keras", "labels", "logs")},
     **{name: set() for name in ("keywords", "named", "tensors")},
 }
 # What a user waits for who asks for help or misspells a name: without TensorFlow.
@@ -77,7 +77,7 @@ REFUSES = ("tfp_bfl.app.one_run.run", "tfp_bfl.bench.runs", "tfp_bfl.bench.sweep
 # What fits and reports linear models.
 STATISTICS = ("tfp_bfl.glm.fitting", "tfp_bfl.glm.report", "tfp_bfl.plots.forest", "tfp_bfl.plots.page")
 TENSORFLOW = {"tensorflow", "tensorflow_probability", "tensorflow_federated"}
-FOR_EVERYONE = {"defaults", "errors", "faces", "files", "keras", "labels", "logs", "named", "keywords", "tensors"}
+FOR_EVERYONE = {"defaults", "display", "errors", "faces", "files", "keras", "labels", "logs", "named", "keywords", "tensors"}
 ONLY_IMPORTER_OF_TFF = "tfp_bfl.engines.tff"
 ENGINES = (
     *("federated/local.py", "federated/compiled.py", "engines/ray/cluster.py", "sites/party.py"),

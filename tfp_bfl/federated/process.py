@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfp_bfl import keras
 from tfp_bfl.contracts import PADDED, TOTAL, WEIGHTS, ClientWork, ModelRule, ServerState, ServerStep, Work
 from tfp_bfl.data import ClientExamples
+from tfp_bfl.display import shows
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import engine
 from tfp_bfl.federated.compiled import CompiledEngine
@@ -36,6 +37,14 @@ from tfp_bfl.weights import (
 from tfp_bfl.weights.kinds import Given, Sent
 
 
+@shows(
+    lambda process: {
+        "model": process.description["model"],
+        "rule": process.settings["rule"],
+        "clients": {name: x for name, x in process.settings.items() if name not in ("rule", "temperature")},
+        "temperature": process.settings.get("temperature"),
+    }
+)
 class BayesianProcess:
     """A learning process that knows its model and what its clients' data look like.
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfp_bfl import keras
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.data import ClientData, Parties
+from tfp_bfl.display import shows
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated.attempts import Attempted, Attempts
 from tfp_bfl.federated.averaging import Averaged, RoundAverage, average_of
@@ -58,6 +59,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+_SHOWN = ("accuracy", "rmse", "test_nll", "nll", "stddev_median", "num_clients", "num_examples")
+
+
+@shows(
+    lambda result: {
+        "model": f"{result.model.name} with {result.model.count_params():,} numbers",
+        "rounds": len(result.rounds),
+        "last round": {name: x for row in result.rounds[-1:] for name, x in row.items() if name in _SHOWN},
+        "averaged": result.averaged and "the last rounds, in model",
+        "draws": result.draws and "of a chain, in model",
+        "warnings": " ".join(result.warnings),
+    }
+)
 class SimulationResult(NamedTuple):
     """The result of a simulation.
 

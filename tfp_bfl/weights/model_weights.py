@@ -1,5 +1,6 @@
 """The mapping between a Keras model's variables and what a federated round carries."""
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_bfl import keras
+from tfp_bfl.display import shows
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers.gaussian import VariationalWeight
 from tfp_bfl.posterior import MeanField, marginals
@@ -33,6 +35,16 @@ def check_keras_2(model: Any) -> None:
         )
 
 
+def _facts(weights: "ModelWeights") -> dict[str, object]:
+    kind, (posterior, point, moments) = type(weights.posterior).__name__, map(_size, weights)
+    return {"posterior": f"{kind} of {posterior:,} numbers", "point weights": point, "moments of BatchNorm": moments}
+
+
+def _size(tensors: object) -> int:
+    return sum(math.prod(x.shape) for x in tf.nest.flatten(tensors))
+
+
+@shows(_facts)
 class ModelWeights(NamedTuple):
     """All trained parameters of a model, as tuples of tensors in the order of the model's layers.
 

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from tfp_bfl.app.one_run import after
+from tfp_bfl.app.one_run.records import in_a_line
 from tfp_bfl.app.one_run.run import OnRound, execute
 from tfp_bfl.app.one_run.run import resume as go_on
 from tfp_bfl.app.options.afterwards import AFTER, after_options, split_after
 from tfp_bfl.app.options.config import fields, make_config, read_yaml
 from tfp_bfl.app.options.given_data import GivenData, check_no_test_data, made_by
 from tfp_bfl.app.options.own_model import GIVEN, Code, names_code
+from tfp_bfl.display import shows
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import Path
 from tfp_bfl.keywords import show
@@ -27,6 +29,7 @@ class _Run(NamedTuple):
     summary: dict[str, Any]
 
 
+@shows(lambda run: {"folder": run.folder, "scores": in_a_line(run.summary), "report": run.folder / "report.html"})
 class Run(_Run):
     """A complete run: its folder, with what `tfp-bfl run` writes, and its summary, the last model's scores and times.
 
