@@ -5,8 +5,6 @@ has `COMMANDS`, commands of `tfp-bfl`, and may have `baselines(clients, test)`, 
 `run_many`, which runs a configuration with several seeds.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from types import ModuleType

@@ -4,8 +4,6 @@
 and `types` read tables.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import pathlib

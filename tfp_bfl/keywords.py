@@ -1,7 +1,5 @@
 """Signatures of functions that pass keywords on: they show each keyword with its type and default."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable
 from inspect import Parameter

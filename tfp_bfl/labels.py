@@ -1,7 +1,5 @@
 """Labels of results and durations, as reports, model cards and the command line write them."""
 
-from __future__ import annotations
-
 # Prefix of a key -> how it changes the label of the rest of the key.
 _PREFIXES = {
     "last_round_": "{}, last round",

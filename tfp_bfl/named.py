@@ -3,8 +3,6 @@
 A table maps each name to its function or, if text gives it an argument, to a `WithArgument`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Types of what functions take and give, and the compiler that a function is traced for."""
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 from collections.abc import Iterator, Mapping

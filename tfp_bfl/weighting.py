@@ -3,8 +3,6 @@
 Fischer et al. 2024 (arXiv:2403.15263), eqs. 18-21. KL is between whole posteriors, summed over all weights, in float64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -115,6 +115,9 @@ CURVES: dict[str, dict[str, Any]] = {
     "mc_dropout_3_epochs": {**_DROPOUT, "local_epochs": 3},
     # The ends of five cycles of the clients' rate in one run of FedAvg (Huang et al. 2017) predict together.
     "snapshots_5": {**_POINT, "snapshots": 5},
+    # FedAvg, then a posterior of its last layer by shared curvature: in one message at its weights, and exact in ten.
+    "fed_avg_laplace": {**_POINT, "then": ["laplace", 1]},
+    "fed_avg_last_layer": {**_POINT, "then": ["last_layer", 10]},
 }
 # Clients' rates by data, method and skew, each the best of five trials on that data; where there is none, of BY_SKEW.
 CURVE_RATES: dict[str, dict[str, dict[str, float]]] = {
@@ -125,15 +128,16 @@ CURVE_RATES: dict[str, dict[str, dict[str, float]]] = {
         "mc_dropout": {"mild": 0.05, "strong": 0.1},
         "mc_dropout_server_adam": {"mild": 0.02, "strong": 0.03},
         "mc_dropout_3_epochs": {"mild": 0.05, "strong": 0.05},
-        "snapshots_5": {"mild": 0.1, "strong": 0.1},
+        **{name: {"mild": 0.1, "strong": 0.1} for name in ("snapshots_5", "fed_avg_laplace", "fed_avg_last_layer")},
     }
 }
 ROUNDS = (30, 60, 120, 240, 480)
 # Rounds are doubled while that lowers the NLL of held-out images by as much.
 FALL = 0.005
-# Of equal bytes; and what a method has of them that is not in ROUNDS: a message of the default is 1.25 of FedAvg's.
+# Of equal bytes; and what a method has of them that is not in ROUNDS: a message of the default is 1.25 of FedAvg's, and
+# the last layer's messages take the bytes of one and of five rounds.
 BYTES_OF = ("fed_avg_momentum", 60)
-MORE_ROUNDS = {"default": (48,)}
+MORE_ROUNDS = {"default": (48,), "fed_avg_laplace": (59,), "fed_avg_last_layer": (55,)}
 # (data, partition) -> seeds, in the order in which they run.
 CURVE_SEEDS = {
     **{("digits", partition): SEEDS for partition in ("label_skew:2", "dirichlet:0.1", "iid")},

@@ -84,10 +84,15 @@ def curve_point(options: Options) -> dict[str, Any]:
     config, process, kept = _built(options, data.clients)
     rounds = config.rounds
     result = bfl.simulate(process, data.clients, rounds=rounds, seed=seed, engine="local", draws=kept)
+    sent = np.array(megabytes(process, result.rounds))
+    if "then" in options["settings"]:
+        name, messages = options["settings"]["then"]
+        process = getattr(bfl.algorithms, name)(process.model_fn, structure="kronecker", batch_size=256)
+        result = bfl.simulate(process, data.clients, rounds=messages, start=result.state.weights, seed=seed)
+        sent += megabytes(process, result.rounds)
     steps = sum(methods.method_of(config.algorithm).steps(config, int(size)) for size in data.clients.sizes)
-    upload, download = megabytes(process, result.rounds)
     training = {
-        **{"upload_mb": upload, "download_mb": download, "client_steps": rounds * steps / data.clients.num_clients},
+        **{"upload_mb": sent[0], "download_mb": sent[1], "client_steps": rounds * steps / data.clients.num_clients},
         **({} if options["settings"] else {"shipped": method_of(config)}),
     }
     elsewhere = small_clothes(data.test.num_examples) if data.elsewhere is None else data.elsewhere
@@ -110,6 +115,7 @@ def _built(options: Options, clients: Any) -> tuple[RunConfig, bfl.federated.Bay
     """Return the configuration of a cell, its process, and which rounds predict together; None for the last."""
     given = {**options["settings"], "rounds": options["rounds"], "seed": options["seed"]}
     snapshots, source = given.pop("snapshots", 0), clients.source
+    given.pop("then", None)
     config, _ = build.settle(make_config(None, given), source)
     if not snapshots:
         return config, build.process(config, source, lambda: None), None

@@ -1,7 +1,5 @@
 """Compose a process of client work, rule, server step, weighting and robust aggregator, checked to fit each other."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar, Unpack, cast, overload

@@ -1,7 +1,5 @@
 """A Gaussian posterior over all weights: clients' training, adaptive steps of the server, and their average."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Unpack

@@ -6,8 +6,6 @@ the pool. The optimizer must be "sgd" or "momentum", and a rule that weights mea
 of. Parameters outside their ranges raise InvalidArgument.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Unpack
 

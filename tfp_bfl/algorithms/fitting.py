@@ -1,7 +1,5 @@
 """Rules made fit for a process: checked against client work and server step, robust, private or summed."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from tfp_bfl import rules

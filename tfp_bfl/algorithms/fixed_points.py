@@ -15,8 +15,6 @@ g_k in SGD (`Likelihood.max_gradient_norm`): while a client's gradient is longer
 `tests/test_fixed_points.py` measures each pair.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tfp_bfl import keras, models, rules

@@ -1,7 +1,5 @@
 """A server's rows, one for each client that has been in a round, in the order of the clients' numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeVar
 

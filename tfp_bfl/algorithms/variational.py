@@ -1,7 +1,5 @@
 """Federated variational inference with an aggregation rule (Fischer et al. 2024, arXiv:2403.15263)."""
 
-from __future__ import annotations
-
 from typing import Unpack
 
 from tfp_bfl import clients, federated, rules, servers

@@ -4,8 +4,6 @@ Arguments mean the same everywhere: `every` is name -> options of each cell, `ou
 What is not as it must be is `InvalidArgument`.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import ctypes

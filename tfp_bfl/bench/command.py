@@ -1,7 +1,5 @@
 """The commands about many runs: sweep, bench, tune, runs, report."""
 
-from __future__ import annotations
-
 import datetime
 import functools
 import pathlib

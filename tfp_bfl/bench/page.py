@@ -5,8 +5,6 @@ None for "fed_avg" if it occurs, else the first. Records that are missing or dam
 has, are `InvalidArgument`.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import math

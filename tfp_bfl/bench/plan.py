@@ -3,8 +3,6 @@
 Errors of a plan are `InvalidArgument`; the message names the setting and the method where there are several.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Run a benchmark: every cell once, side by side, with records that outlive an interruption."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -3,8 +3,6 @@
 Ranks are arrays [N, k] of N settings and k methods; rank 1 is best. What cannot be ranked is `InvalidArgument`.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

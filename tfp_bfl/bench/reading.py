@@ -1,7 +1,5 @@
 """Read and validate the records of a benchmark, and arrange them by setting and method."""
 
-from __future__ import annotations
-
 import json
 import math
 import numbers

@@ -1,7 +1,5 @@
 """Scatter plots as inline SVG: each point is a link to the details of its cell."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

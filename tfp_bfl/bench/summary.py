@@ -1,7 +1,5 @@
 """Tables of a benchmark: scores, differences to a reference method, scores at equal cost, and failed cells."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

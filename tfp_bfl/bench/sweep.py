@@ -1,7 +1,5 @@
 """Many runs: options varied over values and seeds, each run a cell that is done once; and search spaces of options."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Trials: the choice of a method's options on held-out training rows, in a benchmark and by `tfp-bfl tune`."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

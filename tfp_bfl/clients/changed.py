@@ -1,7 +1,5 @@
 """Client work with a compressed message, or with random augmentation of its examples, anew for each batch."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Local training by the negative evidence lower bound (ELBO)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Unpack
 

@@ -1,7 +1,5 @@
 """Compressors that differ between clients, with one form of message for all of them."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Compressors of vectors: a quantiser, a sparsifier, the largest values, none; for all of it or tensor by tensor."""
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable, Sequence

@@ -12,8 +12,6 @@ length can't be counted without writing it (`num_bits`).
 Source: Golomb 1966, "Run-length encodings"; Gallager and Van Voorhis 1975 for the parameter.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -8,8 +8,6 @@ fraction of y / h, the variance of Q / E Q is (1 - e^(-f h)) (e^((1 - f) h) - 1)
 deviation of h / 2. What has not changed is sent as it is. Ours; the rounding is that of QSGD (arXiv:1610.02132).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Random changes of images that leave their labels, as functions of a seed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tfp_bfl.errors import InvalidArgument, check_count

@@ -1,7 +1,5 @@
 """Features of texts: means of static token vectors, from a package that is not imported."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

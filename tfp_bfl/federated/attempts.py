@@ -1,7 +1,5 @@
 """One round with all that can go wrong in it: clients that stay away, are faulty, raise or spoil, workers that die."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -7,8 +7,6 @@
 Tensors and JSON only: nothing is unpickled, and no file is read as a program.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

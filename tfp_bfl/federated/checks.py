@@ -1,7 +1,5 @@
 """Checks of a simulation before any work: its options, and whether its clients fit its process."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tfp_bfl.data import ClientData, Parties, answering, cohort

@@ -1,7 +1,5 @@
 """The engine that compiles a whole round by XLA: for small models, whose rounds cost little arithmetic."""
 
-from __future__ import annotations
-
 import functools
 import re
 import time

@@ -3,8 +3,6 @@
 User-supplied functions and objects are compared by value: by a digest that names of variables do not change.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import dis

@@ -3,8 +3,6 @@
 draw_12.npz    the server's point weights after round 12
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Engines that run a process's rounds: TFF's workers, a Ray cluster, or this process."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The engine that runs rounds in this process: compiled, a client on each core, without TensorFlow Federated."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """The sum of clients' contributions in one graph with fixed shapes, as XLA must have it."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

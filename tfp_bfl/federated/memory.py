@@ -4,8 +4,6 @@ A rule sees extra statistics as more point weights, around an anchor of zeros. I
 whatever guards point weights guards them: robust aggregation, clipping, privacy, whole numbers for secure sums.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Warnings about a run's posterior, in whole sentences."""
 
-from __future__ import annotations
-
 import collections
 import math
 import re

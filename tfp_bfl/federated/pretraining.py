@@ -1,7 +1,5 @@
 """Training before the federation, on the server's own share of the data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

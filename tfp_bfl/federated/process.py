@@ -1,7 +1,5 @@
 """An algorithm's process: its round, its model, and what its clients' data must look like."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

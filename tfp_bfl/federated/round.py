@@ -6,8 +6,6 @@
 An algorithm is the three parts that it puts in: client work, rule, server step.
 """
 
-from __future__ import annotations
-
 import collections
 import functools
 from collections.abc import Callable, Mapping

@@ -9,8 +9,6 @@
 Functions take tables of `data.tables.read_table` or of pyarrow, and `where`, the name of the table for errors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, NamedTuple
 

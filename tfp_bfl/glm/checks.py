@@ -1,7 +1,5 @@
 """Checks for coefficients that are undetermined or unreliable, by the sums of all clients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """The command `tfp-bfl glm`, a generalised linear model of a table with the clients' rows, and its options."""
 
-from __future__ import annotations
-
 import functools
 import os
 import pathlib

@@ -4,8 +4,6 @@
 makes of the sums of all sites. `read_design` does the same with the clients of one table.
 """
 
-from __future__ import annotations
-
 import math
 import pathlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Sums of a client in a model with random effects: the effect of the client is integrated out."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The families of outcomes, each with its canonical link."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

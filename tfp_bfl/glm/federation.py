@@ -1,7 +1,5 @@
 """Questions of the server to all clients, what adds up their answers (this process, or sites), and what a fit asks."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol

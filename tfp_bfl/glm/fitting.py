@@ -1,7 +1,5 @@
 """The posterior of a generalised linear model from sums of clients: equal to that of all rows in one place."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence

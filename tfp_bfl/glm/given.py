@@ -1,7 +1,5 @@
 """Tables of features that are given: those of an archive, and those below the last layer of a run's network."""
 
-from __future__ import annotations
-
 import pathlib
 from typing import Any
 

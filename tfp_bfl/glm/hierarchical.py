@@ -1,7 +1,5 @@
 """Coefficients that differ between clients: small clients borrow strength from all others."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 from collections.abc import Collection, Sequence

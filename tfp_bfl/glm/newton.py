@@ -3,8 +3,6 @@
 `gaussian_of_sums` needs no steps; `expand` corrects mean and covariance of a skewed posterior to second order.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

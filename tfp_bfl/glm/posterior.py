@@ -1,7 +1,5 @@
 """The options of a fit, and its result: a normal posterior over coefficients, and its table."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence

@@ -10,8 +10,6 @@ in log det P. It needs no rows: the server compares any number of s without a me
 Source: MacKay 1992, equation 2.14; Tierney & Kadane 1986.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple

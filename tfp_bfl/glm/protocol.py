@@ -10,8 +10,6 @@ A server can still report false totals, which a client can compare only with its
 the weights, and the number of questions, then limit what the server learns.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any

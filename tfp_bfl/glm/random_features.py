@@ -3,8 +3,6 @@
 The server sends what determines them once; the model is then that of the clients' columns and of these together.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple, Protocol
 

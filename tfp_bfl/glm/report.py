@@ -1,7 +1,5 @@
 """The folder of a fit: report.html, coefficients.csv, posterior.json, and predictions.csv of another table."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from collections.abc import Mapping, Sequence

@@ -14,8 +14,6 @@ clients determine b.
 Source: Patterson & Thompson 1971.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Clients that join or leave a finished fit, by adding and subtracting their sums."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence

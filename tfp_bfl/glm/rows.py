@@ -1,7 +1,5 @@
 """The rows of each client as arrays, checked before any client computes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The command `tfp-bfl survival`: curves of survival and the log-rank test of a table with the clients' rows."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -3,8 +3,6 @@
 A class without Keras computes. A layer is derived from it and from `Keras2Layer`, or from `keras_3.Keras3Layer`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

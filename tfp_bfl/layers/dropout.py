@@ -1,7 +1,5 @@
 """Monte Carlo dropout."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

@@ -5,8 +5,6 @@ holds log s. KL's gradient in log s is (s / prior_stddev)^2 - 1: it does not van
 a projection after each optimiser step, which leaves it alive.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -9,8 +9,6 @@ with one D for the batch and sign vectors a_n, b_n of each example n: its noise 
 uncorrelated with every other example's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

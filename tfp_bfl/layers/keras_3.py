@@ -10,8 +10,6 @@
 how layers draw noise. In federated rounds `models.from_keras_3` replaces them by the layers of Keras 2.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The source of noise of stochastic layers: an explicit stateless seed, or Keras' global generator without one."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

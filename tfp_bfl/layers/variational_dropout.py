@@ -16,8 +16,6 @@ has the mean and the variance that y has under drawn weights. Where one image or
 weights also correlate these; this noise does not.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

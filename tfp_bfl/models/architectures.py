@@ -2,8 +2,6 @@
 differentiable log density as a Keras model, so that rounds, chains and files take it as they take a network.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 

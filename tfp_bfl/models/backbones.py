@@ -1,7 +1,5 @@
 """Backbones: frozen networks that compute features of images, from a package or from files that the user has."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -3,8 +3,6 @@
 A builder writes its architecture once, with `Blocks.convolution` and `Blocks.dense`; the kind decides what they are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Convert the layers of any model into those of another kind: point weights, with or without Monte Carlo dropout."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any

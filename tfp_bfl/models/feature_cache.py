@@ -1,7 +1,5 @@
 """Features of images by a frozen network, computed once and kept in files."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

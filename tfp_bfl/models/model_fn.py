@@ -1,7 +1,5 @@
 """A function that builds a model, of what the caller gave in its place."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Posteriors as distributions of TensorFlow Probability, for all that it can do with them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Diagnostics of Markov chains: convergence, effective sample size, highest-density regions."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow_probability as tfp
 

@@ -3,8 +3,6 @@
 `Samples` are such as Markov chains give: q(w) = (1 / L) sum_l delta(w - values_l).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The Gaussian of a dense layer with factors for its rows and its columns, such as the matrix-normal distribution."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The Gaussian with a diagonal plus low-rank covariance: q(w) = N(mean, diag(diagonal) + U^T U)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple

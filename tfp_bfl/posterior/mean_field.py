@@ -1,7 +1,5 @@
 """The mean-field Gaussian: every weight independent, q(w) = prod_d N(w_d; mean_d, variance_d)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -6,8 +6,6 @@ the law of total variance: of posteriors the linear pool, of BatchNorm's statist
 subtraction cancels where all means lie far from the centre, beside their spread: sums are float64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """A structure of tensors as one vector, and back."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A rule as a plain op on a stack of posteriors."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import TypeVar, cast

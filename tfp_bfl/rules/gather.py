@@ -1,7 +1,5 @@
 """Rules that give all that clients send, as a stack or as its sum, and rules over a stack."""
 
-from __future__ import annotations
-
 from typing import Any, Generic, NamedTuple
 
 import tensorflow as tf

@@ -4,8 +4,6 @@ Equations of Fischer et al. 2024 (arXiv:2403.15263), with b_k = w_k / sum_j w_j 
 the clients' means and variances. d_k = m_k - anchor's mean centres the sums.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ A client's weights lie in coordinates where all of them can be compared: means, 
 deviations; BatchNorm's moving means and variances in the same two.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import numbers

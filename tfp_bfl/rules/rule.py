@@ -1,7 +1,5 @@
 """The arithmetic on structures of tensors that lets a rule read like its equation, and rules by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -47,7 +45,7 @@ class Clipped(NamedTuple, Generic[Statistics]):
     clipped: tf.Tensor
 
 
-def kept(rule: Rule[Any, Any, Any, Any] | GatherRule[Any, Any, Any], **changed: object) -> dict[str, Any]:
+def kept(rule: tuple[object, ...], **changed: object) -> dict[str, Any]:
     """Return the fields that a rule keeps when another is made of it, with some changed."""
     return {**{name: getattr(rule, name) for name in ("name", "traits", "takes", "gives")}, **changed}
 

@@ -4,8 +4,6 @@ Both are of z, a client's statistics in the rule's units (`Rule.units`), by the 
 near one, whatever the rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

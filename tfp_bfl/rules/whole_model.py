@@ -1,7 +1,5 @@
 """A rule for posteriors, lifted to all the weights of a model: the one door from any rule to a round."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, cast
 

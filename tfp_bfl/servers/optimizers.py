@@ -6,8 +6,6 @@ algorithm 2, with the corrections for the start that TFF's have. Each rests wher
 its rate and momentum change how it comes there, but not where that is.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol

@@ -1,7 +1,5 @@
 """Steps from pooled weights: taken as they are, by an optimizer, or with the clients' variance for predictions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

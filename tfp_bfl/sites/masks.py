@@ -6,8 +6,6 @@ m_ij is the pairwise mask of sites i and j, from their pairwise key k_ij; b_i is
 secret s_i.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ server merges these messages as a simulation does (`data.agreement`), and warns 
 What is not valid raises `InvalidArgument`.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence

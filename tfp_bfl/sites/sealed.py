@@ -17,8 +17,6 @@ instead of signatures, and seeds are not secret-shared, so that the sites of A m
 seeds.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Passes over one client's examples in batches, for all client work by gradient steps, and their keywords."""
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import dataclasses

@@ -1,7 +1,5 @@
 """The ways in which local training finds a posterior, by name, and their defaults."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping

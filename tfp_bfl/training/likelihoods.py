@@ -1,7 +1,5 @@
 """Likelihoods of labels given a model's outputs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

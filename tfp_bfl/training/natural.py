@@ -1,7 +1,5 @@
 """Natural-gradient steps: variances that the curvature of the likelihood determines."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from tfp_bfl.training.optimizers import Optimizer, optimizer_rate

@@ -3,8 +3,6 @@
 `find_mode` minimises it, for QLSD*'s control variate.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypedDict

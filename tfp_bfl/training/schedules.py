@@ -1,7 +1,5 @@
 """Rates and weights as functions of the round."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A Keras model in local training: its weights as flat vectors, and steps by the negative ELBO."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

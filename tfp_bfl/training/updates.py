@@ -1,7 +1,5 @@
 """The target of local training, and updates from the gradients of a batch by a Keras optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, cast
 

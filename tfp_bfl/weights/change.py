@@ -3,8 +3,6 @@
 Means, point weights and log standard deviations; BatchNorm's moving means and variances in the same two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """The messages between the server and its clients."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple
 

@@ -4,8 +4,6 @@ A layer is frozen where it, or a layer around it, has `trainable = False`. It co
 its weights and without dropout, so that the frozen part of a network is a function of its inputs alone.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import hashlib
 import inspect

@@ -1,7 +1,5 @@
 """Keras models as functions of their weights: the model's own variables are neither read nor written."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

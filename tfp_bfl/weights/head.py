@@ -1,7 +1,5 @@
 """A model as a feature network and the last layer on it, and outputs that are a Gaussian."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Type parameters of what clients send, what rules make of it and what server steps keep."""
 
-from __future__ import annotations
-
 from typing import Any, NewType
 
 from typing_extensions import TypeVar

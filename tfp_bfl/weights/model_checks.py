@@ -1,7 +1,5 @@
 """Checks of user-supplied Keras models: their form, what their layers draw and lose, and that they return logits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The mapping between a Keras model's variables and what a federated round carries."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple

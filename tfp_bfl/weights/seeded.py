@@ -1,7 +1,5 @@
 """Seed the initializers that have no seed, without a trace in the program's own random generators."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import random

@@ -28,7 +28,9 @@ def curve(*nlls, per_round=0.1):
 
 
 @pytest.mark.deep(after="experiments/default_posterior/tests/test_curves.py")
-@pytest.mark.parametrize("method", ["default", "default_mc_dropout", "mc_dropout_server_adam", "snapshots_5"])
+@pytest.mark.parametrize(
+    "method", ["default", "default_mc_dropout", "mc_dropout_server_adam", "snapshots_5", "fed_avg_laplace"]
+)
 def test_a_cell_records_scores_bytes_and_client_steps(tmp_path, method):
     options = dict(curves.curve_cells())[f"curve,digits,iid,{method},rounds=30,seed=0"]
     few = {"rounds": 5, "num_samples": 2, "examples_per_client": 40, "variant": "all"}

@@ -9,8 +9,6 @@ FedPA (Al-Shedivat et al. 2021), SGLD and FedKP (Johansson & Gullbrandson 2022).
 `compose` and of the client work: `clients.variational`, or `averaging.work.posterior_averaging` for FedPA and FedKPPA.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 

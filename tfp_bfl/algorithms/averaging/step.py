@@ -1,7 +1,5 @@
 """FedBE: an ensemble drawn from the clients' posterior teaches one model on the server's unlabelled data."""
 
-from __future__ import annotations
-
 import concurrent.futures
 from collections.abc import Callable
 from typing import cast

@@ -1,7 +1,5 @@
 """FedPA: clients sample from their posterior by averaged SGD, and send where it pulls the server's weights."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import NamedTuple, Unpack

@@ -1,7 +1,5 @@
 """Compressors, probabilities of taking part and memory rates of the clients of a chain, equal or one for each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 

@@ -5,8 +5,6 @@ once, with the initial weights or the surrogates, are not counted. Arguments tha
 `chains.work.stochastic_gradient`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Unpack
 

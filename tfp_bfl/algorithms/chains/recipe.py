@@ -5,8 +5,6 @@ DG-SGLD (Plassier et al. 2021); FSGLD (El Mekkaoui et al. 2021). Arguments that 
 `qlsd`, of `compose` or of the client work.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any, Unpack

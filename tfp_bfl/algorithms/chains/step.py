@@ -1,7 +1,5 @@
 """Servers of Langevin chains: noise after any step, gradient steps, and clients that move weights themselves."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@
 `chains.work.stochastic_gradient`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

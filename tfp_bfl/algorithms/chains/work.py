@@ -1,7 +1,5 @@
 """Clients that send a compressed, unbiased gradient of their potential: one step of a Langevin chain a round."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 

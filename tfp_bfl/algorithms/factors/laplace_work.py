@@ -1,7 +1,5 @@
 """Clients that keep a site each over point weights: FedLap and FedLap-Cov."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Unpack
 

@@ -5,8 +5,6 @@ Arguments that are not listed are those of `compose` and of the client work, `fa
 `factors.laplace_work.laplace_factors`, or as of `partitioned_vi`.
 """
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 from tfp_bfl import federated, models, rules, servers

@@ -1,7 +1,5 @@
 """The servers of Bayesian ADMM and of FedLap: an average, and the product of prior and factors."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Gaussian classes with a shared covariance: the normal-inverse-Wishart posterior and its Student-t predictive."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

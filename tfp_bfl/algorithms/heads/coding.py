@@ -9,8 +9,6 @@ with the number n and the mean m of the client's features. The server takes (l -
 Source: Schuchman 1964, "Dither signals and their effect on quantization noise".
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The weights that a head predicts with, from sums over the clients: settings, posterior and temperature."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -10,8 +10,6 @@ So all sums together are one Gaussian mechanism, `privacy.example_steps(s, N, N,
 Source: Dwork et al. 2014, "Analyze Gauss"; Wang 2018 (arXiv:1803.02596) for regression from noisy sums.
 """
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from tfp_bfl.algorithms.heads.sums import ClassSums

@@ -1,7 +1,5 @@
 """Exact heads of a frozen network from sums that add up over clients."""
 
-from __future__ import annotations
-
 from typing import Unpack
 
 from tfp_bfl import federated

@@ -1,7 +1,5 @@
 """Bayesian ridge regression of one-hot labels on features: the exact matrix-normal posterior."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import tensorflow as tf

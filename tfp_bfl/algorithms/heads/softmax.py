@@ -1,7 +1,5 @@
 """Softmax regression on features: steps to the mode by a shared curvature, and Laplace's approximation there."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import tensorflow as tf

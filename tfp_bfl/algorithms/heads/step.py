@@ -1,7 +1,5 @@
 """The server of an exact head: from sums of the clients to the weights of the last layer and their posterior."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The messages of an exact head: sums over examples, of features below a frozen last layer, and their rule."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The client work of an exact head: sums over examples, of features below a frozen last layer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import tensorflow as tf

@@ -5,8 +5,6 @@ it gives h [C] and whether it fell back to another rule, [C]. `adaptive` differs
 Letters: C coordinates, S clients; of the plug-in N different values of a coordinate, n grid points.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

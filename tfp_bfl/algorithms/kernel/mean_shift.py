@@ -3,8 +3,6 @@
 Letters: C coordinates, S clients, Q points that are shifted in each coordinate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 Letters: S clients, D weights, C weights of a block, Q points that are shifted for each weight.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast

@@ -1,7 +1,5 @@
 """Precisions of prior and noise at the maximum of the marginal likelihood, along the eigenvectors of a curvature."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -7,8 +7,6 @@ q(w) = N(w*, T P^-1),   w* = argmax log p(D | w) + log p(w),   P = H + 1 / t^2
 T scales the covariance alone. Mode, prior, noise and marginal likelihood are those of T = 1.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Sequence

@@ -9,8 +9,6 @@ and noise are those of T = 1. None is the default of the likelihood: 0.01 for cl
 (`training.TEMPERATURES`). `process.settings` states it.
 """
 
-from __future__ import annotations
-
 from typing import Any, Unpack, cast
 
 import tensorflow as tf

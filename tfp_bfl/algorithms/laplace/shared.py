@@ -1,7 +1,5 @@
 """Curvatures over the weights of a last layer: a matrix, or two that are shared by rows and columns of the layer."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import tensorflow as tf

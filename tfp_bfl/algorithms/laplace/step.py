@@ -1,7 +1,5 @@
 """The server keeps every client's sums: Laplace's approximation at its weights, or Newton steps of the last layer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 

@@ -1,7 +1,5 @@
 """A client's part of Laplace's approximation: sums of Gauss-Newton terms at weights that all clients share."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Scores of clients' personal models, and personal models of clients that come later."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

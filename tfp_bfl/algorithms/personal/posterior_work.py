@@ -1,7 +1,5 @@
 """Clients with personal posteriors, held to a common posterior."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple, Unpack
 

@@ -1,7 +1,5 @@
 """Personal models: meta-learning, MetaVD and pFedBayes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Unpack
 

@@ -1,7 +1,5 @@
 """The server learns what gives each client its variances, beside the weights that all share."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Variances of a model's weights, for each client of a federation, from parameters that the server learns."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Local training by plain or meta-learned gradients, and from personal variances that the server learns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Unpack
 

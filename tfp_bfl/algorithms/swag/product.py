@@ -25,8 +25,6 @@ I - V L^-1 V^T is the difference of nearly equal numbers; in H, L - a_i = sum_(j
 Source: Makni 2022, FL-SWAG.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 

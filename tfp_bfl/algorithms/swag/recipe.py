@@ -1,7 +1,5 @@
 """FL-SWAG: one-shot Bayesian federated learning with SWAG posteriors (Makni 2022)."""
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 from tfp_bfl import federated, models, rules

@@ -1,7 +1,5 @@
 """The server keeps every client's posterior, and pools them by their product when the model is asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -16,8 +16,6 @@ differences from theta_0, so that neither they nor the columns lose digits to th
 Source: Maddox et al. 2019 (arXiv:1902.02476), algorithm 1; Makni 2022, Train-SWAG.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import tensorflow as tf

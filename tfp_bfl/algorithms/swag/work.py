@@ -1,7 +1,5 @@
 """SWAG: a Gaussian posterior from the iterates of stochastic gradient descent at a constant rate."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The engine that runs clients on a Ray cluster. Ray is imported when something here is first used."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from tfp_bfl.faces import export_later

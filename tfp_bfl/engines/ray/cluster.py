@@ -3,8 +3,6 @@
 What clients do is sent as graphs, once: the machines need this library, and none of the program's own code.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """A Ray cluster that a program joins, or starts on this machine, and its tasks, repeated where a machine is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

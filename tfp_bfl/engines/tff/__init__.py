@@ -3,8 +3,6 @@
 TFF is imported when something here is first used.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from typing import TYPE_CHECKING

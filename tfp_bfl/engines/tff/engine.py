@@ -1,7 +1,5 @@
 """The engine on TFF's workers, and a round as a TFF learning process."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

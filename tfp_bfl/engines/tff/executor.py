@@ -3,8 +3,6 @@
 Messages are filled where they lie: TFF's own way copies a value once at every level of its structure.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Checks that workers still answer: a stopped, swapped out or disconnected worker would block its callers forever."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

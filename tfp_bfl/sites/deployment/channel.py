@@ -1,7 +1,5 @@
 """Requests of a server to its sites, the channel that carries them, and the count of messages and bytes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

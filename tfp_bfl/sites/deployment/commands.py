@@ -1,7 +1,5 @@
 """Commands for federations of real sites: deploy init, check, start, run and demo."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -1,7 +1,5 @@
 """Demonstration: three hospitals and a server as separate processes on one machine."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import json

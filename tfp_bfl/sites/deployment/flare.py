@@ -4,8 +4,6 @@ A job is JSON that names these two classes, and carries no code. The content of 
 writes and checks.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import pathlib

@@ -4,8 +4,6 @@ A site that does not answer, or refuses, is named and left out, and the fit begi
 ends instead once a sum was read: a second sum without the site would reveal its own.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ What its file forbids, a table that does not fit the job, questions that are not
 sum, and messages of another form raise `InvalidArgument`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

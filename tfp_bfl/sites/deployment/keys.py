@@ -1,7 +1,5 @@
 """Pairwise secret keys of sites, unknown to the server: X25519, public keys signed with the sites' certificates."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

@@ -3,8 +3,6 @@
 A folder of another role, or that `make_kits` did not write, raises `InvalidArgument`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

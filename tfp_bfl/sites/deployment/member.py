@@ -6,8 +6,6 @@ one set of sites, and promises. A ledger has the privacy budget that was spent. 
 `InvalidArgument`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

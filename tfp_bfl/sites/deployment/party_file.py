@@ -1,7 +1,5 @@
 """The configuration file of a site, and its secret."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import secrets

@@ -4,8 +4,6 @@ A folder that is not the administrator's raises `InvalidArgument`, a server that
 without NVIDIA FLARE `MissingDependency`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import pathlib

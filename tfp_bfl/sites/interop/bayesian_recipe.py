@@ -1,7 +1,5 @@
 """The recipe that `interop.flare_recipe` returns, and its controller; importing it needs NVIDIA FLARE."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Sequence
 

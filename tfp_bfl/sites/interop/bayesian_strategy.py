@@ -1,7 +1,5 @@
 """The class of strategies that `interop.flower_strategy` returns; importing it needs Flower."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Sequence
 

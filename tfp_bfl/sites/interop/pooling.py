@@ -3,8 +3,6 @@
 Arrays that are bad raise `InvalidArgument`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import functools
