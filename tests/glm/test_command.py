@@ -273,6 +273,30 @@ def test_random_features_and_an_export(table, tmp_path):
     assert "Prior sd, on columns with sd 1" in output_of(*given, "--random", "(intercept)", "--fitted-prior")
 
 
+def test_more_than_two_classes(tmp_path):
+    rng, path, out = np.random.default_rng(0), tmp_path / "stages.csv", tmp_path / "out"
+    rows = [f"{rng.normal():.3f},s{k % 8},{['early', 'late', 'none'][rng.integers(3)]}" for k in range(200)]
+    path.write_text("age,site,stage\n" + "\n".join([*rows, "0.5,s1,"]) + "\n")
+    given = [path, "--outcome", "stage", "--client-column", "site", "--random", "(intercept)", "--prior-stddev", "2"]
+    given += ["--family", "multinomial", "--features", "random:2"]
+    more = ["--predict", path, "--output", out, "--export", tmp_path / "saved", "--leave-out", "s3"]
+    lines = output_of(*given, *more).splitlines()
+    assert lines[0].startswith("multinomial: 200 rows, 3 classes, 8 clients, ")
+    assert lines[1].startswith("Classes of stage: early (") and lines[1].endswith("Reference: early.")
+    names = ["(intercept): late", "(intercept): none", "age: late", "age: none"]
+    (start,) = (i for i, line in enumerate(lines) if line.startswith("coefficient"))
+    assert [line[: len(name)] for line, name in zip(lines[start + 1 :], names)] == names
+    assert "feature 1" not in "".join(lines)
+    record, found = json_of(out / "posterior.json"), predictions(out)
+    assert record["classes"] == ["early", "late", "none"] and len(record["effects"][0]) == 2
+    total = sum(float(found[0][f"probability of {name}"]) for name in record["classes"])
+    assert total == pytest.approx(1) and len(found) == 201
+    assert json_of(tmp_path / "saved" / "content.json")["classes"] == record["classes"]
+    assert "--one-message is for gaussian" in str(run(*given, "--one-message").exception)
+    alone = output_of(path, *given[1:5], *given[9:11], "--output", tmp_path / "alone", "--prior-stddev", "2")
+    assert "Sd between clients" not in alone
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -60,7 +60,7 @@ def test_other_sums_are_those_of_the_integral(family):
     def value(t):
         def joint(v):
             eta = design @ t[:3] + t[3] * v
-            return np.exp(np.sum(FAMILIES[family].terms(eta, y).log_likelihood)) * stats.norm.pdf(v)
+            return np.exp(np.sum(FAMILIES[family].terms(eta[:, None], y).log_likelihood)) * stats.norm.pdf(v)
 
         return np.log(integrate.quad(joint, -9, 9, epsabs=0, epsrel=1e-12, limit=200)[0])
 

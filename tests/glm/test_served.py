@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from scipy import integrate, special, stats
 
+from tests.glm.test_classes import federation as of_classes
 from tests.glm.test_hierarchical import federation
 from tests.kit import json_of, refuses
 from tfp_bfl import glm
@@ -35,6 +36,25 @@ def test_predictions_are_those_in_python(fitted, tmp_path):
         assert found["mean"][i] == pytest.approx(fitted.predict(row, number)[0], abs=1e-9)
     assert np.all(found["epistemic"] > 0)
     assert json_of(tmp_path / "saved" / "content.json")["columns"] == ["x1", "x2"]
+
+
+@pytest.mark.parametrize("classes", [3, 6])
+def test_probabilities_of_classes_are_those_in_python(classes, tmp_path):
+    fitted = glm.fit_hierarchical(of_classes(classes, clients=12), "multinomial", prior_stddev=1.0)
+    fitted.save(tmp_path / "saved", NAMES)
+    features = np.random.default_rng(0).normal(size=(3, 2))
+    clients = {"site 3": 3, "site 11": 11, "unknown": None}
+    found = answers(tmp_path / "saved", features, *clients)
+    for i, number in enumerate(clients.values()):
+        row = features[i : i + 1]
+        centre, stddev = fitted.linear_predictor(row, number)
+        np.testing.assert_allclose(found["linear_predictor"][i], centre[0], atol=1e-9)
+        np.testing.assert_allclose(found["linear_predictor_stddev"][i], stddev[0], atol=1e-9)
+        np.testing.assert_allclose(found["mean"][i], fitted.predict(row, number)[0], atol=1e-9)
+    mean = found["mean"]
+    np.testing.assert_allclose(found["stddev"], np.sqrt(mean * (1 - mean)), atol=1e-9)
+    content = json_of(tmp_path / "saved" / "content.json")
+    assert content["classes"] == [str(c) for c in range(classes)] and content["columns"] == ["x1", "x2"]
 
 
 def test_variances_are_those_of_the_mixture(tmp_path):

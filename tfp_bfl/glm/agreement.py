@@ -244,6 +244,6 @@ def agree(
     values = sorted({x for summary in descriptions.values() for x in summary["events"]}, key=natural)
     event, events = canonical(outcome.event or outcome.column), outcome.event_values[:0]
     if values:
-        events = find_events(np.array(values, object), event, outcome.event_values, "the sites' tables")
+        events = find_events(np.array(values, object), event, outcome, "the sites' tables")
         notes.insert(0, f"Event: {event} = {', '.join(events)}.")
     return AgreedColumns(tuple(columns), tuple(events), tuple(notes), options.date_unit)

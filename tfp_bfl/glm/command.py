@@ -13,7 +13,7 @@ from tfp_bfl.data.names import as_names
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
 from tfp_bfl.files import name as path_name
 
-FAMILIES = ("gaussian", "bernoulli", "poisson", "cox")
+FAMILIES = ("gaussian", "bernoulli", "poisson", "multinomial", "cox")
 EXAMPLES = """
 \b
 Examples:
@@ -128,6 +128,7 @@ def glm_model(table: str | None, family: str, output: str | None, **given: Any) 
         rows = report.read_rows(pathlib.Path(given["predict"]), read, given["client_column"], given["separator"])
     options = {name: given[name] for name in ("prior_stddev", "intercept_stddev")}
     options |= {"names": read.names, "exposure": read.exposure}
+    options |= {"classes": read.plan.events} if family == "multinomial" else {}
     second = {"second_order": given["second_order"]}
     result: report.Result
     if given["random"]:
@@ -197,9 +198,9 @@ def _check_output(output: str, option: str = "--output") -> None:
 
 def _check_options(family: str, given: dict[str, Any]) -> None:
     for option in ("random", "one_message"):
-        if given[option] and family == "cox":
+        if given[option] and family in ("cox", *["multinomial"] * (option == "one_message")):
             option = option.replace("_", "-")
-            raise InvalidArgument(f"--{option} is for gaussian, bernoulli and poisson, but the family is cox.")
+            raise InvalidArgument(f"--{option} is for gaussian, bernoulli and poisson, but the family is {family}.")
     if given["stratified"] and (given["random"] or family != "cox"):
         raise InvalidArgument("--stratified is for the family cox: leave it out.")
     if given["predict"] and not given["output"]:

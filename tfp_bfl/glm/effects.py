@@ -1,35 +1,50 @@
 """Sums of a client in a model with random effects: the effect of the client is integrated out."""
 
 import functools
-import itertools
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import scipy.linalg
 from scipy import special
 
 from tfp_bfl.glm.families import Family, Terms
+from tfp_bfl.glm.quadrature import grid
 from tfp_bfl.glm.rows import Rows
-from tfp_bfl.glm.sums import Sums
+from tfp_bfl.glm.sums import Sums, predictors, quadratic
 
 MODE_STEPS = 50
 TOLERANCE = 1e-20
 # Of the logarithm of a standard deviation, on the way: further ones leave float64.
 MOST_LOG = 150.0
+# Of second derivatives at the nodes of a block of rows, which are computed at once.
+_MOST_NUMBERS = 2**23
 
 
 class EffectsLayout(NamedTuple):
     """The parameters theta = (b, L, log s): what is where.
 
     Fields:
-      num_coefficients: p.
+      num_coefficients: p q.
       columns: of the design, whose coefficients differ between clients [d].
       has_dispersion: whether log s, the logarithm of a Gaussian outcome's standard deviation, comes last.
+      num_predictors: q of a row.
     """
 
     num_coefficients: int
     columns: tuple[int, ...]
     has_dispersion: bool
+    num_predictors: int = 1
+
+    @classmethod
+    def of_points(cls, size: int, width: int, columns: tuple[int, ...], has_dispersion: bool) -> Self:
+        """Return the layout of parameters [size] for a design of this width."""
+        q = (size - len(columns) * (len(columns) + 1) // 2 - has_dispersion) // width
+        return cls(width * q, columns, has_dispersion, q)
+
+    @property
+    def places(self) -> list[int]:
+        """Indices of the coefficients that differ between clients [d q]."""
+        return [j * self.num_predictors + a for j in self.columns for a in range(self.num_predictors)]
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -54,7 +69,7 @@ class EffectsLayout(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """The posterior of one client's effect u = L v given theta; the slope is du / db, at the mode [d, p]."""
+    """The posterior of one client's effect u = L v [d q] given theta; the slope is du / db, at the mode [d q, p q]."""
 
     mean: np.ndarray
     covariance: np.ndarray
@@ -68,7 +83,8 @@ def client_sums(
 
         p(y | theta) = integral of prod_i p(y_i | x_i' b + z_i' L v) N(v; 0, I) dv
 
-    by adaptive Gauss-Hermite quadrature around the mode of v. With f_i(v) = (x_i, z_ia v_c) the predictor is linear in
+    by adaptive quadrature (`quadrature.grid`) around the mode of v; with q predictors of a row, b is [p, q] and v is
+    [d, q]. With f_i(v) = (x_i, z_ia v_c) the predictor is linear in
     (b, L), and by Fisher's and Louis' identities, expectations over v given y:
 
         gradient = E[sum_i score_i f_i],   information = E[sum_i weight_i f_i f_i'] - Cov[sum_i score_i f_i]
@@ -77,27 +93,37 @@ def client_sums(
 
     Source: Louis 1982; Pinheiro & Bates 1995 for adaptive quadrature.
     """
-    z, factor = rows.design[:, layout.columns], layout.factor(parameters)
-    fixed = rows.design @ parameters[: layout.num_coefficients] + rows.offset
+    z, factor, q = rows.design[:, layout.columns], layout.factor(parameters), layout.num_predictors
+    fixed, along = predictors(rows, parameters[: layout.num_coefficients]), z @ factor
     log_stddev = layout.log_stddev(parameters)
-    terms = functools.partial(_terms, family, rows.outcome, log_stddev)
-    mode, root = _mode(terms, fixed, z @ factor)
-    points, log_weights = grid(len(layout.columns), nodes)
+    terms = functools.partial(_terms, family, log_stddev)
+    mode, root = _mode(functools.partial(terms, rows.outcome), fixed, along)
+    points, log_weights = grid(len(mode), nodes)
     at = mode + points @ root.T
-    of_each = terms(fixed + at @ (z @ factor).T)
-    log_joint = np.sum(of_each.log_likelihood, 1) - 0.5 * np.sum(at**2, 1)
-    log_joint += log_weights + 0.5 * np.sum(points**2, 1) + np.sum(np.log(np.diag(root)))
+    v = at.reshape(len(at), -1, q)
+    log_joint = log_weights + 0.5 * np.sum(points**2 - at**2, 1) + np.sum(np.log(np.diag(root)))
+    length = max(1, _MOST_NUMBERS // (len(at) * q**2))
+    blocks = [slice(i, i + length) for i in range(0, len(fixed), length)]
+    at_nodes = lambda part: terms(rows.outcome[part], fixed[part] + along[part] @ v)
+    kept = at_nodes(blocks[0]) if len(blocks) == 1 else None
+    for part in blocks:
+        log_joint = log_joint + np.sum((kept or at_nodes(part)).log_likelihood, 1)
     marginal = float(special.logsumexp(log_joint))
     shares = np.exp(log_joint - marginal)
-    scores, information = _derivatives(rows, z, at, of_each, shares, layout, log_stddev)
+    scores, information = np.zeros((len(at), layout.size)), np.zeros((layout.size,) * 2)
+    for part in blocks:
+        own = Rows(*(x[part] for x in rows))
+        of_scores, of_information = _derivatives(own, v, kept or at_nodes(part), shares, layout, log_stddev)
+        scores, information = scores + of_scores, information + of_information
     gradient = shares @ scores
     information -= (scores - gradient).T @ (shares[:, np.newaxis] * (scores - gradient))
     mean = shares @ at
     spread = (at - mean).T @ (shares[:, np.newaxis] * (at - mean))
     sums = Sums(float(len(fixed)), float(family.events(rows.outcome)), marginal, gradient, information)
-    weighted = (z @ factor).T * terms(fixed + z @ factor @ mode).weight
-    slope = -factor @ root @ root.T @ weighted @ rows.design
-    return sums, Effect(factor @ mean, factor @ spread @ factor.T, slope)
+    of_all = np.kron(factor, np.eye(q))
+    weight = terms(rows.outcome, fixed + along @ mode.reshape(-1, q)).weight
+    slope = -of_all @ root @ root.T @ quadratic(along, weight, rows.design)
+    return sums, Effect(of_all @ mean, of_all @ spread @ of_all.T, slope)
 
 
 def precisions(rows: Rows, points: np.ndarray, layout: EffectsLayout) -> np.ndarray:
@@ -116,7 +142,7 @@ def precisions(rows: Rows, points: np.ndarray, layout: EffectsLayout) -> np.ndar
     return np.stack(parts)
 
 
-def _terms(family: Family, outcome: np.ndarray, log_stddev: float, eta: np.ndarray) -> Terms:
+def _terms(family: Family, log_stddev: float, outcome: np.ndarray, eta: np.ndarray) -> Terms:
     terms = family.terms(eta, outcome)
     if family.name != "gaussian":
         return terms
@@ -126,54 +152,50 @@ def _terms(family: Family, outcome: np.ndarray, log_stddev: float, eta: np.ndarr
 
 
 def _mode(terms: functools.partial[Terms], fixed: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Find the mode of v [d], and a root of the inverse of the information there [d, d]."""
-    v, best = np.zeros(z.shape[1]), -np.inf
+    """Find the mode of v [d q], and a root of the inverse of the information there [d q, d q]."""
+    q = fixed.shape[1]
+    v, best = np.zeros(z.shape[1] * q), -np.inf
     step = np.zeros_like(v)
     for _ in range(MODE_STEPS):
-        t = terms(fixed + z @ v)
+        t = terms(fixed + z @ v.reshape(-1, q))
         value = float(np.sum(t.log_likelihood) - 0.5 * v @ v)
         if value < best - 1e-12 * abs(best):
             step /= 2
             v = v - step
             continue
         best = value
-        information = (z.T * t.weight) @ z + np.eye(len(v))
-        step = np.linalg.solve(information, z.T @ t.score - v)
+        information = quadratic(z, t.weight, z) + np.eye(len(v))
+        step = np.linalg.solve(information, np.ravel(z.T @ t.score) - v)
         v = v + step
         if step @ information @ step < TOLERANCE:
             break
-    information = (z.T * terms(fixed + z @ v).weight) @ z + np.eye(len(v))
+    information = quadratic(z, terms(fixed + z @ v.reshape(-1, q)).weight, z) + np.eye(len(v))
     lower = np.linalg.cholesky(information)
     return v, scipy.linalg.solve_triangular(lower, np.eye(len(v)), lower=True).T
 
 
-@functools.cache
-def grid(dimensions: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return nodes [Q, d] of N(0, I), and logarithms of their weights [Q]."""
-    points, weights = special.roots_hermitenorm(nodes)
-    logs = np.log(weights / np.sum(weights))
-    places = list(itertools.product(range(nodes), repeat=dimensions))
-    return points[np.array(places)], np.array([np.sum(logs[list(place)]) for place in places])
-
-
 def _derivatives(
-    rows: Rows, z: np.ndarray, v: np.ndarray, terms: Terms, shares: np.ndarray, layout: EffectsLayout, log_stddev: float
+    rows: Rows, v: np.ndarray, terms: Terms, shares: np.ndarray, layout: EffectsLayout, log_stddev: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute derivatives of sum_i log p(y_i | v) by theta at the nodes v [Q, d], which have these shares [Q].
+    """Compute derivatives of sum_i log p(y_i | v) by theta at the nodes v [Q, d, q], which have these shares [Q].
 
     The first ones for each node [Q, size], and minus the mean of the second ones [size, size].
     """
-    design, p, pairs, of_z = rows.design, layout.num_coefficients, layout.pairs, terms.score @ z
-    scores = [terms.score @ design, *((of_z[:, a] * v[:, b])[:, np.newaxis] for a, b in pairs)]
+    design, size, pairs, z = rows.design, layout.num_coefficients, layout.pairs, rows.design[:, layout.columns]
+    of_z = z.T @ terms.score
+    scores = [(design.T @ terms.score).reshape(len(v), -1)]
+    scores += [np.sum(of_z[:, a] * v[:, b], 1)[:, np.newaxis] for a, b in pairs]
     information = np.zeros((layout.size, layout.size))
-    information[:p, :p] = (design.T * (shares @ terms.weight)) @ design
+    information[:size, :size] = quadratic(design, np.tensordot(shares, terms.weight, 1), design)
+    of_v = [(terms.weight @ v[:, np.newaxis, b, :, np.newaxis])[..., 0] for b in range(len(layout.columns))]
     for i, (a, b) in enumerate(pairs):
-        moment = (shares * v[:, b]) @ terms.weight
-        information[:p, p + i] = information[p + i, :p] = design.T @ (z[:, a] * moment)
+        moment = np.tensordot(shares, of_v[b], 1)
+        information[:size, size + i] = information[size + i, :size] = np.ravel(design.T @ (z[:, a : a + 1] * moment))
         for j, (c, d) in enumerate(pairs):
-            information[p + i, p + j] = z[:, a] @ (z[:, c] * ((shares * v[:, b] * v[:, d]) @ terms.weight))
+            both = shares @ np.sum(of_v[b] * v[:, np.newaxis, d], 2)
+            information[size + i, size + j] = z[:, a] @ (z[:, c] * both)
     if layout.has_dispersion:  # sum_i r_i^2 / s^2, with the score r / s^2.
-        squares = np.sum(terms.score**2, 1) * np.exp(2 * log_stddev)
+        squares = np.sum(terms.score**2, (1, 2)) * np.exp(2 * log_stddev)
         information[:-1, -1] = information[-1, :-1] = 2 * shares @ np.concatenate(scores, 1)
         information[-1, -1] = 2 * shares @ squares
         scores.append((squares - len(z))[:, np.newaxis])

@@ -60,12 +60,17 @@ class Federation(Protocol):
         """Return the distinct times of events of all clients, in ascending order ("cox" with one baseline hazard)."""
 
 
+def _first(rows: Rows, family: str, question: Question) -> np.ndarray:
+    return pack(*first_sums(rows, FAMILIES[family], question.points.shape[1] // rows.design.shape[1]))
+
+
 def _sums(rows: Rows, family: str, question: Question) -> np.ndarray:
     return np.concatenate([pack(*client_sums(rows, point, FAMILIES[family])) for point in question.points])
 
 
 def _effects(rows: Rows, family: str, question: Question) -> np.ndarray:
-    layout = effects.EffectsLayout(rows.design.shape[1], question.columns, family == "gaussian")
+    size, width, of = question.points.shape[1], rows.design.shape[1], (question.columns, family == "gaussian")
+    layout = effects.EffectsLayout.of_points(size, width, *of)
     parts = [effects.client_sums(rows, x, FAMILIES[family], layout, question.nodes)[0] for x in question.points]
     return np.concatenate([pack(*part) for part in parts])
 
@@ -88,7 +93,7 @@ def _risk(rows: Rows, question: Question) -> cox.RiskSums:
 
 # Kind of a question -> (rows, family, question) -> the answer of one client [n].
 KINDS: dict[str, Callable[[Rows, str, Question], np.ndarray]] = {
-    "first": lambda rows, family, question: pack(*first_sums(rows, FAMILIES[family])),
+    "first": _first,
     "sums": _sums,
     "effects": _effects,
     "restricted": _restricted,
@@ -145,7 +150,9 @@ class InProcess:
         if secure_sums and len(table.clients) > MOST_CLIENTS:
             raise InvalidArgument(f"Secure sums are of at most {MOST_CLIENTS:,} clients, not {len(table.clients):,}.")
         self._clients, self._family = table.clients, family
-        self.names, self.num_clients, self.is_secure = table.names, len(table.clients), secure_sums
+        # Of the coefficients: a column of classes has one for each of their predictors.
+        self.names = [name for name in table.names for _ in range(table.num_predictors)]
+        self.num_clients, self.is_secure = len(table.clients), secure_sums
 
     def total(self, question: Question) -> np.ndarray:
         """Implement `Federation.total`."""

@@ -13,6 +13,7 @@ from tfp_bfl.glm.checks import check_resolution, few_events, misfit
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums, check_columns
 from tfp_bfl.glm.hierarchical import Hierarchical, add_effects, layout_of, own_effect
+from tfp_bfl.glm.multinomial import FAMILY, check_size, effects_in_classes, in_classes, with_classes
 from tfp_bfl.glm.newton import expand, gaussian_of_sums, inverse, maximise, residual_sum, solve
 from tfp_bfl.glm.posterior import Model, Posterior
 from tfp_bfl.glm.priors import FITTED, FLAT, ask_columns, fit_priors
@@ -32,6 +33,7 @@ def fit(
     stratified: bool = False,
     second_order: bool = False,
     secure_sums: bool = False,
+    classes: Sequence[str] | None = None,
 ) -> Posterior:
     """Fit a generalised linear model by Newton's method on sums of clients.
 
@@ -49,8 +51,10 @@ def fit(
         The outcome of `data.Clients` without a target is the number that names the class.
         There are p = d + 1 coefficients, the intercept first; p = d for "cox". For "cox" the outcome is (time, event)
         [n, 2], with an event of 1, or 0 for a censored row.
-      family: "gaussian", "bernoulli", "poisson" or "cox".
-      prior_stddev: s of the Gaussian prior on each coefficient, with the intercept; None for a flat prior.
+      family: "gaussian", "bernoulli", "poisson", "cox", or "multinomial" for numbers of classes from 0: each column has
+        a coefficient for each class but the first, of its difference from the first one.
+      prior_stddev: s of the Gaussian prior on each coefficient, with the intercept; None for a flat prior. Of classes,
+        of the difference of any two of them.
       intercept_stddev: s of the intercept; None for `prior_stddev`, infinity for a flat prior.
       dispersion: the variance of a Gaussian outcome; None to estimate it by the maximum of the marginal likelihood,
         RSS / (N - p) under a flat prior.
@@ -62,6 +66,7 @@ def fit(
         than that, maximum and curvature stay, with a warning. Gaussian outcomes need none.
       secure_sums: add the clients' sums in fixed point, as secure aggregation between sites does (`sums`). "cox" then
         needs stratified.
+      classes: "multinomial" only: names of the classes [C]; those of `data.Clients`, or their numbers, if None.
 
     Raises:
       InvalidArgument: bad input; coefficients that the rows do not determine (collinear columns); or a likelihood
@@ -81,7 +86,9 @@ def fit(
     """
     model = Model(family, prior_stddev, intercept_stddev, dispersion, stratified, second_order)
     model.check(exposure)
-    return _fit(_read(clients, model, names, exposure, secure_sums)[1], model)
+    table, federation = _read(clients, model, names, exposure, secure_sums, classes)
+    posterior = _fit(federation, model)
+    return in_classes(posterior, table.classes) if table.classes else posterior
 
 
 def fit_hierarchical(
@@ -98,6 +105,7 @@ def fit_hierarchical(
     restricted: bool | None = None,
     second_order: bool = False,
     secure_sums: bool = False,
+    classes: Sequence[str] | None = None,
 ) -> Hierarchical:
     """Fit a generalised linear model with random effects of the clients, by empirical Bayes.
 
@@ -109,8 +117,9 @@ def fit_hierarchical(
     the uncertainty of L is in it to first order.
 
     Args:
-      clients, exposure, names, intercept_stddev: as of `fit`.
-      family: "gaussian", "bernoulli" or "poisson".
+      clients, exposure, names, intercept_stddev, classes: as of `fit`.
+      family: "gaussian", "bernoulli", "poisson" or "multinomial", in which u_k are independent between the predictors
+        of `families`, with one covariance: L L' is that of the difference of any two classes.
       random: names of the coefficients that differ between clients, at most three.
       features: further columns of the model, which each client computes: "random:NUMBER" or "random:NUMBER:SEED"
         (`random_features.RandomFeatures`), or a function from columns [n, d] to these and further ones [n, d + m].
@@ -146,7 +155,7 @@ def fit_hierarchical(
     given = None if isinstance(prior_stddev, str) else prior_stddev
     model = Model(family, given, intercept_stddev, None, False, second_order, *of_effects)
     model.check(exposure)
-    table, federation = _read(clients, model, names, exposure, secure_sums)
+    table, federation = _read(clients, model, names, exposure, secure_sums, classes)
     num_given, messages = len(table.names), 0
     if num_given == 1 and (is_fitted or features is not None):
         raise InvalidArgument("There are no columns: features and a fitted prior need at least one.")
@@ -154,18 +163,20 @@ def fit_hierarchical(
         layout_of(federation, model)  # Features have no random effects.
         if isinstance(features, str):
             check_features(features)
-            columns, messages = ask_columns(federation, family), 1
-            features = draw_features(features, columns.means[1:], columns.stddevs[1:])
+            columns, messages, q = ask_columns(federation, family), 1, table.num_predictors
+            features = draw_features(features, columns.means[q::q], columns.stddevs[q::q])
         table = expand_rows(table, features)
         num_rows = sum(len(rows.design) for rows in table.clients)
         if family == "gaussian" and num_rows <= len(table.names):
             raise InvalidArgument(
                 f"There are {num_rows:,} rows for {len(table.names):,} coefficients: use fewer features, or more rows."
             )
+        check_size(table)
         federation = InProcess(table, family, secure_sums)
     if is_fitted:
         groups = np.where(np.arange(len(table.names)) < num_given, 0, 1)
         groups[0] = FLAT
+        groups = np.repeat(groups, table.num_predictors)
         without = functools.partial(_fit, federation, model._replace(second_order=False))
         with_effects = functools.partial(_fit_with_effects, federation, model)
         result = fit_priors(federation, model, groups, without, with_effects)
@@ -174,13 +185,21 @@ def fit_hierarchical(
     of = family, table.names, result.random, result.parameters, result.posterior.mean
     effects = [own_effect(rows, *of) for rows in table.clients]
     posterior = dataclasses.replace(result.posterior, messages=result.posterior.messages + messages)
-    return dataclasses.replace(result, posterior=posterior, effects=effects, features=features)
+    result = dataclasses.replace(result, posterior=posterior, effects=effects, features=features)
+    return effects_in_classes(result, table.classes) if table.classes else result
 
 
 def _read(
-    clients: Given, model: Model, names: Sequence[str] | None, exposure: Sequence[np.ndarray] | None, secure_sums: bool
+    clients: Given,
+    model: Model,
+    names: Sequence[str] | None,
+    exposure: Sequence[np.ndarray] | None,
+    secure_sums: bool,
+    classes: Sequence[str] | None,
 ) -> tuple[DesignRows, InProcess]:
     table = read(clients, FAMILIES.get(model.family), names, exposure, intercept=model.family != "cox")
+    table = with_classes(table, clients, classes, model)
+    check_size(table)
     return table, InProcess(table, model.family, secure_sums)
 
 
@@ -290,6 +309,8 @@ def one_message(
     Source: Jonker, Pazira & Coolen 2024 (BFI).
     """
     lookup(FAMILIES, family, "family of one message")
+    if family == FAMILY:
+        raise InvalidArgument("One message is for families with one linear predictor, not for 'multinomial'.")
     priors: dict[str, Any] = {"prior_stddev": prior_stddev, "intercept_stddev": intercept_stddev}
     table = read(clients, FAMILIES[family], names, exposure)
     own = []

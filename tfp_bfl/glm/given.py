@@ -47,8 +47,10 @@ def read_run(run: str | pathlib.Path, family: str) -> Any:
     after.check_one_network(config, "The network below the last layer")
     data = datasets.load(config)
     config = datasets.with_clients(config, data)
-    if data.train.target is None and family != "bernoulli":
-        raise InvalidArgument(f"The labels of {name_of(run)} are classes, which require --family bernoulli.")
+    if data.train.target is None and family not in ("bernoulli", "multinomial"):
+        raise InvalidArgument(
+            f"The labels of {name_of(run)} are classes, which require --family bernoulli or multinomial."
+        )
     parts = job.prepare(config.model_copy(update={"engine": None}), data)
     weights = after.final_weights(parts.process, config, folder)
     below = penultimate(bfl.weights.predictive_model(parts.process.model_fn(), weights))

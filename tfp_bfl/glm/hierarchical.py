@@ -13,7 +13,8 @@ from tfp_bfl.glm.effects import Effect, EffectsLayout, client_sums
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import Federation, Question, ask_sums, check_columns
 from tfp_bfl.glm.newton import expand, inverse, maximise
-from tfp_bfl.glm.posterior import Model, Posterior, Satterthwaite, mean_outcome
+from tfp_bfl.glm.posterior import Model, Posterior, Satterthwaite, spread
+from tfp_bfl.glm.quadrature import MOST_DIMENSIONS
 from tfp_bfl.glm.random_features import Features, RandomFeatures
 from tfp_bfl.glm.restricted import DIFFERENCE, Restricted, Scaled, is_flat, units_of
 from tfp_bfl.glm.rows import INTERCEPT, Rows
@@ -32,7 +33,7 @@ class Hierarchical:
     """The posterior of a model with random effects.
 
     Methods take features [n, p], without a column for the intercept, and the number of a client of the fit, or None for
-    a new client, with u ~ N(0, between).
+    a new client, with u ~ N(0, between). Of classes, `between` belongs to the difference of any two.
 
     Attributes:
       posterior: of the coefficients of a typical client [p].
@@ -71,21 +72,27 @@ class Hierarchical:
     @property
     def new_effect(self) -> Effect:
         """The distribution of the effect of a client that is not of the fit."""
-        shape = len(self.random), len(self.posterior.names)
-        return Effect(np.zeros(shape[0]), self.between, np.zeros(shape))
+        q = self.posterior.num_predictors
+        between = np.kron(self.between, 0.5 * (np.eye(q) + 1))  # Of classes, as `multinomial` has it.
+        return Effect(np.zeros(len(between)), between, np.zeros((len(between), len(self.posterior.names))))
 
     def linear_predictor(self, features: np.ndarray, client: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Compute mean and standard deviation of x' b + z' u for each row, [n] and [n].
+        """Compute mean and standard deviation of x' b + z' u for each row, [n] and [n]; of classes [n, C - 1] each.
 
             variance = a' covariance a + z' Cov(u | b) z,   a = x + (du / db)' z
 
         An interval is mean +- q stddev, q the quantile of Student's t with `degrees_at`, or of the normal for None.
         """
+        return self.posterior.without_axis(*self._law(features, client))
+
+    def _law(self, features: np.ndarray, client: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """Compute mean [n, q] and covariance [n, q, q] of the linear predictors."""
         design, z, effect = self._parts(features, client)
-        along = design + z @ effect.slope
-        variance = np.einsum("ij,jk,ik->i", along, self.posterior.covariance, along)
-        variance += np.einsum("ia,ab,ib->i", z, effect.covariance, z)
-        return design @ self.posterior.mean + z @ effect.mean, np.sqrt(variance)
+        q = self.posterior.num_predictors
+        random = spread(z, q)
+        _, covariance = self.posterior.law(spread(design, q) + random @ effect.slope)
+        own = random @ effect.covariance @ np.swapaxes(random, 1, 2)
+        return design @ self.posterior.mean.reshape(-1, q) + random @ effect.mean, covariance + own
 
     def degrees_at(self, features: np.ndarray, client: int | None = None) -> np.ndarray | None:
         """Return the degrees of freedom of Student's t for x' b + z' u of each row [n]; None for normal intervals.
@@ -113,14 +120,14 @@ class Hierarchical:
         if client is not None and not 0 <= check_count(client, "client", least=0) < len(self.effects):
             raise InvalidArgument(f"There is no client {client}: give one of 0 to {len(self.effects) - 1}, or None.")
         columns = features if self.features is None else self.features(features)
-        design, names = self.posterior.design(columns), list(self.posterior.names)
+        design, names = self.posterior.design(columns), self.posterior.columns
         # The effect of a known client depends on b, by its slope: a larger b leaves a smaller effect.
         effect = self.new_effect if client is None else self.effects[client]
         return design, design[:, [names.index(name) for name in self.random]], effect
 
     def predict(self, features: np.ndarray, client: int | None = None) -> np.ndarray:
-        """Compute the mean of the outcome for each row [n]."""
-        return mean_outcome(self.posterior.family, *self.linear_predictor(features, client))
+        """Compute the mean of the outcome for each row [n]; the probabilities of classes [n, C]."""
+        return self.posterior.mean_at(*self._law(features, client))
 
     def save(
         self, path: str | pathlib.Path, client_names: Sequence[str] | None = None, leave_out: Collection[str] = ()
@@ -163,9 +170,15 @@ def layout_of(federation: Federation, model: Model) -> EffectsLayout:
         raise InvalidArgument(
             f"random must be a list of one to {_MOST_RANDOM} different names, such as ['{INTERCEPT}']."
         )
-    places = {name: number for number, name in enumerate(federation.names)}
+    places = {name: number for number, name in enumerate(dict.fromkeys(federation.names))}
     columns = tuple(lookup(places, canonical(name), "coefficient") for name in random)
-    return EffectsLayout(len(places), columns, family == "gaussian")
+    q = len(federation.names) // len(places)
+    if len(columns) * q > MOST_DIMENSIONS:
+        raise InvalidArgument(
+            f"{len(columns)} random coefficients of {q + 1} classes are {len(columns) * q} numbers of each client, but "
+            f"at most {MOST_DIMENSIONS} can be integrated out: use fewer names in random, or fewer classes."
+        )
+    return EffectsLayout(len(federation.names), columns, family == "gaussian", q)
 
 
 def add_effects(federation: Federation, pooled: Posterior, model: Model, layout: EffectsLayout) -> Hierarchical:
@@ -207,7 +220,7 @@ def add_effects(federation: Federation, pooled: Posterior, model: Model, layout:
     mean, parameters, covariance = mean / factors, parameters / factors, covariance / np.outer(factors, factors)
     if of_variances is not None:
         of_variances = Satterthwaite(*(x / np.outer(units, units) for x in of_variances))
-    factor, random = layout.factor(parameters), [names[j] for j in layout.columns]
+    factor, random = layout.factor(parameters), [names[j * layout.num_predictors] for j in layout.columns]
     posterior = dataclasses.replace(
         pooled,
         mean=mean[:size],
@@ -222,7 +235,7 @@ def add_effects(federation: Federation, pooled: Posterior, model: Model, layout:
         warnings=[
             *few_events(maximum.sums, FAMILIES[family], layout.size),
             *skewed,
-            *_doubts(federation.num_clients, factor, pooled.stddev[list(layout.columns)], random),
+            *_doubts(federation.num_clients, factor, pooled.stddev[layout.places], random),
         ],
     )
     return Hierarchical(posterior, random, factor @ factor.T, (), parameters, covariance)
@@ -232,14 +245,15 @@ def own_effect(
     rows: Rows, family: str, names: Sequence[str], random: Sequence[str], parameters: np.ndarray, mean: np.ndarray
 ) -> Effect:
     """Return the difference of one client's coefficients from those of the typical client."""
-    layout = EffectsLayout(len(names), tuple(map(list(names).index, random)), family == "gaussian")
+    of = tuple(map(list(names).index, random)), family == "gaussian"
+    layout = EffectsLayout(len(mean), *of, len(mean) // len(names))
     effect = client_sums(rows, parameters, FAMILIES[family], layout, nodes_of(family, layout))[1]
-    return effect._replace(mean=effect.mean + effect.slope @ (mean - parameters[: len(names)]))
+    return effect._replace(mean=effect.mean + effect.slope @ (mean - parameters[: len(mean)]))
 
 
 def nodes_of(family: str, layout: EffectsLayout) -> int:
     """Return the number of nodes of the quadrature along each dimension."""
-    return _GAUSSIAN_NODES if family == "gaussian" else _NODES[len(layout.columns)]
+    return _GAUSSIAN_NODES if family == "gaussian" else _NODES.get(len(layout.places), 0)
 
 
 def difference_steps(start: np.ndarray, layout: EffectsLayout) -> np.ndarray:
@@ -251,9 +265,10 @@ def difference_steps(start: np.ndarray, layout: EffectsLayout) -> np.ndarray:
 
 def _start(pooled: Posterior, layout: EffectsLayout, units: np.ndarray) -> np.ndarray:
     """Return parameters to begin with: those of the fit without random effects, and a diagonal L."""
-    scale = np.sqrt(pooled.dispersion) if layout.has_dispersion else 1.0
-    spread = pooled.stddev * units * np.sqrt(pooled.count) / scale
-    of = {place: _START * scale * spread[j] / max(spread) for place, j in enumerate(layout.columns)}
+    # The weight of a row is 1 / (2 C) for equal classes, and 1 / 4 for two.
+    scale = np.sqrt(pooled.dispersion if layout.has_dispersion else 2 / (layout.num_predictors + 1))
+    sizes = pooled.stddev * units * np.sqrt(pooled.count) / scale
+    of = _START * scale * sizes[layout.places[:: layout.num_predictors]] / max(sizes)
     factor = [of[a] if a == b else 0.0 for a, b in layout.pairs]
     residual = [np.log(scale)] if layout.has_dispersion else []
     return np.concatenate([pooled.mean * units, factor, residual])

@@ -23,8 +23,9 @@ _TOLERANCE, _FLAT_TOLERANCE = 1e-13, 1e-10
 MOST_MESSAGES = 25
 # A change of the log posterior that rounding explains.
 _ROUNDING = 1e-12
-# The squared length of a step, in posterior standard deviations, that the error of quadrature can refuse for ever.
-_QUADRATURE = 1e-8
+# The squared length of a step, in posterior standard deviations, after which the value may fall by quadrature's error
+# if the next step is shorter, and after which the steps end if it is not.
+_NEAR, _QUADRATURE = 1e-2, 1e-4
 _DISPERSION_STEPS, _CHANGE = 200, 1e-13
 # In posterior standard deviations: large beside rounding, small beside the scale of the fourth derivative.
 _DIFFERENCE = 0.1
@@ -96,7 +97,7 @@ def maximise(
 
     A step that lowers the log posterior, or overflows there, is halved. The steps end where the squared length of the
     next one, in posterior standard deviations, is below 1e-13; this last step is taken without another message. With a
-    start, that is with random effects, they also end where the log posterior falls after a step below 1e-8.
+    start, that is with random effects, shorter and shorter steps decide after one below 1e-2, in place of the value.
 
     Args:
       ask: coefficients -> the sums of all clients there; one message.
@@ -120,17 +121,20 @@ def maximise(
         value = sums.log_likelihood - 0.5 * float(precision @ coefficients**2)
         information, gradient = sums.information + prior, sums.gradient - precision * coefficients
         is_finite = np.isfinite(value) and np.all(np.isfinite(gradient)) and np.all(np.isfinite(information))
-        if not is_finite or value <= best - _ROUNDING * abs(best):
-            if has_effects and reached is not None and decrement < _QUADRATURE:
+        falls = value <= best - _ROUNDING * abs(best)
+        if is_finite and (not falls or (has_effects and decrement < _NEAR)):
+            step = _step(information, gradient)
+            length = abs(gradient @ step)
+            if not falls or length < decrement:
+                previous, best, decrement = coefficients, value, length
+                reached = Maximum(coefficients, information, sums, messages, coefficients)
+                coefficients = coefficients + step
+                if decrement < tolerance:
+                    return Maximum(coefficients, information, sums, messages, previous)
+                continue
+            if reached is not None and decrement < _QUADRATURE:
                 return reached._replace(messages=messages)
-            coefficients = (coefficients + previous) / 2
-            continue
-        step = _step(information, gradient)
-        previous, best, decrement = coefficients, value, abs(gradient @ step)
-        reached = Maximum(coefficients, information, sums, messages, coefficients)
-        coefficients = coefficients + step
-        if decrement < tolerance:
-            return Maximum(coefficients, information, sums, messages, previous)
+        coefficients = (coefficients + previous) / 2
     if np.any(precision > 0) and np.all(precision > 0):
         raise InvalidArgument(f"Newton's steps did not converge in {messages} messages: rescale the columns.")
     raise separating(previous, first, names, is_constant=sums.num_events in (0, sums.num_rows))

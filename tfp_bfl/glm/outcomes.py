@@ -14,6 +14,7 @@ from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 # The value of two that is an event, where they are text.
 _YES = ("y", "yes", "true", "t", "1")
+_MOST_CLASSES = 100
 
 
 class Outcome(NamedTuple):
@@ -30,8 +31,8 @@ class Outcome(NamedTuple):
 
     @property
     def event_column(self) -> str | None:
-        """The column of which some values are an event; None without one."""
-        return {"cox": self.event, "bernoulli": self.column}.get(self.family)
+        """The column of which some values are an event, or each is a class; None without one."""
+        return {"cox": self.event, "bernoulli": self.column, "multinomial": self.column}.get(self.family)
 
     @property
     def reserved(self) -> list[str]:
@@ -56,19 +57,18 @@ class Outcome(NamedTuple):
 def read_outcome(table: Columns, outcome: Outcome, where: str, events: Sequence[str] | None = None) -> np.ndarray:
     """Read outcomes [N], or (time, event) [N, 2] for "cox"; NaN in empty cells.
 
-    `events` are the values that are an event in all tables; None for those of this one (`find_events`).
+    `events` are the values that are an event, or the classes, in all tables; None for those of this one
+    (`find_events`).
     """
-
-    def binary(name: str) -> np.ndarray:
-        cells = table[name].categories
-        found = find_events(cells, name, outcome.event_values, where) if events is None else events
-        return np.where(cells == "", np.nan, np.isin(cells, list(found)))
-
     outcome.check()
-    if outcome.event is not None:
-        event = binary(outcome.event)
-        return np.stack([numbers(table, outcome.column, where), event], 1)
-    return binary(outcome.column) if outcome.family == "bernoulli" else numbers(table, outcome.column, where)
+    if (name := outcome.event_column) is None:
+        return numbers(table, outcome.column, where)
+    cells = table[name].categories
+    found = list(find_events(cells, name, outcome, where) if events is None else events)
+    of_value = {x: number for number, x in enumerate(found)}
+    values = [of_value[x] if x else 0 for x in cells] if outcome.family == "multinomial" else np.isin(cells, found)
+    event = np.where(cells == "", np.nan, values)
+    return event if outcome.event is None else np.stack([numbers(table, outcome.column, where), event], 1)
 
 
 def are_filled(values: np.ndarray, exposure: np.ndarray | None) -> np.ndarray:
@@ -95,8 +95,11 @@ def check_outcome(values: np.ndarray, outcome: Outcome, where: str) -> None:
         )
 
 
-def find_events(cells: np.ndarray, name: str, events: Sequence[str], where: str) -> Sequence[str]:
-    """Find the values that are an event: those given, else the larger of two numbers, or the one that says yes."""
+def find_events(cells: np.ndarray, name: str, outcome: Outcome, where: str) -> Sequence[str]:
+    """Find the values that are an event: those given, else the larger of two numbers, or the one that says yes.
+
+    For classes all values, in natural order.
+    """
     found = sorted(set(cells.tolist()) - {""}, key=natural)
     if not found:
         raise InvalidArgument(f"The column {shown(name)} of {where} is empty: name another outcome.")
@@ -105,7 +108,14 @@ def find_events(cells: np.ndarray, name: str, events: Sequence[str], where: str)
             f"The column {shown(name)} of {where} holds {shown(nothing)}, which is no outcome: empty the cells that "
             "stand for a missing value."
         )
-    events = [as_category(event) for event in events]
+    if outcome.family == "multinomial":
+        if not 2 <= len(found) <= _MOST_CLASSES:
+            raise InvalidArgument(
+                f"The column {shown(name)} of {where} holds {len(found)} values, but classes must be 2 to "
+                f"{_MOST_CLASSES}: name another outcome, or another family."
+            )
+        return found
+    events = [as_category(event) for event in outcome.event_values]
     for event in events:
         lookup(dict.fromkeys(found), event, "value", f"in column {name} of {where} for --event-value")
     if events:
@@ -132,7 +142,10 @@ def note_event(table: Columns, outcome: Outcome, where: str) -> list[str]:
     if (name := outcome.event_column) is None:
         return []
     cells = table[name].categories
-    events = find_events(cells, name, outcome.event_values, where)
+    events = find_events(cells, name, outcome, where)
+    if outcome.family == "multinomial":
+        counts = ", ".join(f"{x} ({np.sum(cells == x):,})" for x in events)
+        return [f"Classes of {name}: {counts}. Reference: {events[0]}."]
     count = int(np.sum(np.isin(cells, list(events))))
     return [f"Event: {name} = {', '.join(events)} ({count:,} of {int(np.sum(cells != '')):,} rows)."]
 

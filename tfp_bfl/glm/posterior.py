@@ -3,18 +3,25 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from scipy import special, stats
+from scipy import stats
 
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
 from tfp_bfl.glm.families import FAMILIES
+from tfp_bfl.glm.quadrature import grid
 from tfp_bfl.glm.rows import INTERCEPT
 from tfp_bfl.glm.sums import Sums
 
-_NODES = 40
+# Along each dimension of linear predictors; with more dimensions there is one rule alone.
+_NODES = {1: 40, 2: 20, 3: 11}
+# Of Cholesky's factor: relative, and of a variance of 0.
+_JITTER, _LEAST = 1e-13, 1e-200
 _MOST_DEGREES = 1e6
+
+
+Array = TypeVar("Array", np.ndarray, Any)
 
 
 class Model(NamedTuple):
@@ -105,7 +112,8 @@ class Satterthwaite(NamedTuple):
 class Posterior:
     """A normal posterior N(mean, covariance) over the coefficients of a generalised linear model.
 
-    Methods take features [n, p], without a column for the intercept.
+    Methods take features [n, p], without a column for the intercept. Of C classes, each column has q = C - 1
+    coefficients, differences from the first class: those of the first column, then of the second, and so on.
 
     Attributes:
       names: of the coefficients [p].
@@ -124,6 +132,7 @@ class Posterior:
       given_dispersion: the dispersion that `fit` was given; None where it was estimated.
       degrees_of_freedom: of Student's t, a number or one for each coefficient [p]; None for normal intervals.
       satterthwaite: from which those of `degrees_at` follow, with restricted maximum likelihood; otherwise None.
+      classes: the names of the classes ("multinomial") [C].
     """
 
     names: Sequence[str]
@@ -143,6 +152,18 @@ class Posterior:
     given_dispersion: float | None = None
     degrees_of_freedom: float | np.ndarray | None = None
     satterthwaite: Satterthwaite | None = None
+    classes: Sequence[str] = ()
+
+    @property
+    def num_predictors(self) -> int:
+        """The number q of linear predictors of a row: 1, or one less than the classes."""
+        return max(1, len(self.classes) - 1)
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns of the design, the intercept first if there is one."""
+        suffix = f": {self.classes[1]}" if self.classes else ""
+        return [name.removesuffix(suffix) for name in self.names[:: self.num_predictors]]
 
     @property
     def stddev(self) -> np.ndarray:
@@ -176,7 +197,7 @@ class Posterior:
         for name, mean, stddev, (low, high), df in of_each:
             row = {"coefficient": name, "mean": mean, "sd": stddev, f"{percent} from": low, "to": high}
             if self.ratio:
-                has_none = name == INTERCEPT
+                has_none = name.partition(":")[0] == INTERCEPT
                 of = lambda x, has_none=has_none: "" if has_none else float(np.exp(x))
                 row |= {self.ratio: of(mean), f"{self.ratio}, {percent} from": of(low), f"{self.ratio}, to": of(high)}
             rows.append(row | ({"df": df} if has_t else {}))
@@ -184,22 +205,39 @@ class Posterior:
 
     def design(self, features: np.ndarray) -> np.ndarray:
         """Return rows with a column of ones first, if there is an intercept [n, p]."""
-        x = np.asarray(features, np.float64)
-        has_intercept = INTERCEPT in self.names
-        if x.ndim != 2 or x.shape[1] != len(self.names) - has_intercept:
+        x, columns = np.asarray(features, np.float64), self.columns
+        has_intercept = INTERCEPT in columns
+        if x.ndim != 2 or x.shape[1] != len(columns) - has_intercept:
             raise InvalidArgument(
-                f"features have shape {x.shape}, but must have [n, {len(self.names) - has_intercept}]: "
-                f"{', '.join(self.names[has_intercept:])}."
+                f"features have shape {x.shape}, but must have [n, {len(columns) - has_intercept}]: "
+                f"{', '.join(columns[has_intercept:])}."
             )
         return np.column_stack([np.ones(len(x)), x]) if has_intercept else x
 
     def linear_predictor(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Compute mean and standard deviation of x' b for each row, [n] and [n].
+        """Compute mean and standard deviation of x' b for each row, [n] and [n]; of classes [n, C - 1] each.
 
         An interval is mean +- q stddev, q the quantile of Student's t with `degrees_at`, or of the normal for None.
         """
-        design = self.design(features)
-        return design @ self.mean, np.sqrt(np.einsum("ij,jk,ik->i", design, self.covariance, design))
+        return self.without_axis(*self.law(spread(self.design(features), self.num_predictors)))
+
+    def law(self, along: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Compute mean [n, q] and covariance [n, q, q] of A_i b, for the A_i of each row [n, q, p q]."""
+        return along @ self.mean, along @ self.covariance @ np.swapaxes(along, 1, 2)
+
+    def without_axis(self, centre: np.ndarray, covariance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and standard deviation of linear predictors [n, q], or [n] if a row has one and no classes."""
+        stddev = np.sqrt(np.diagonal(covariance, axis1=1, axis2=2))
+        return (centre, stddev) if self.classes else (centre[:, 0], stddev[:, 0])
+
+    def mean_at(self, centre: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+        """Compute the mean of the outcome [n], or the probabilities of classes [n, C], by those of the predictors."""
+        if not self.classes:
+            return mean_outcome(self.family, *self.without_axis(centre, covariance))
+        points, weights = predictive_grid(centre.shape[1])
+        values = centre[:, np.newaxis] + points @ np.swapaxes(np.linalg.cholesky(regular(covariance)), 1, 2)
+        found: np.ndarray = np.einsum("q,iqc->ic", weights, mean_of(self.family)(values))
+        return found
 
     def degrees_at(self, features: np.ndarray) -> np.ndarray | None:
         """Return the degrees of freedom of Student's t for x' b of each row [n]; None for normal intervals."""
@@ -209,13 +247,30 @@ class Posterior:
         return None if self.degrees_of_freedom is None else np.full(len(design), self.degrees_of_freedom)
 
     def predict(self, features: np.ndarray) -> np.ndarray:
-        """Compute the mean of the outcome for each row under the posterior [n].
+        """Compute the mean of the outcome for each row under the posterior [n]; the probabilities of classes [n, C].
 
         For survival it is the hazard relative to a row of zeros; for counts with an exposure, the mean for one unit.
 
             E[g^-1(x' b)],   b ~ N(mean, covariance),   by Gauss-Hermite quadrature of 40 nodes
         """
-        return mean_outcome(self.family, *self.linear_predictor(features))
+        return self.mean_at(*self.law(spread(self.design(features), self.num_predictors)))
+
+
+def spread(rows: np.ndarray, predictors: int) -> np.ndarray:
+    """Return a matrix for each row x [n, p]: from coefficients [p q] to linear predictors, x' (x) I [n, q, p q]."""
+    lifted = np.einsum("ij,ab->iajb", rows, np.eye(predictors))
+    return lifted.reshape(len(rows), predictors, -1)
+
+
+def predictive_grid(dimensions: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return nodes of N(0, I) and their weights, for predictions, [Q, D] and [Q]."""
+    points, logs = grid(dimensions, _NODES.get(dimensions, 0))
+    return points, np.exp(logs)
+
+
+def regular(covariance: Array) -> Array:
+    """Return covariances [n, q, q] of NumPy or TensorFlow that have Cholesky's factor: given ones may be singular."""
+    return covariance * (1 + _JITTER * np.eye(covariance.shape[-1])) + _LEAST * np.eye(covariance.shape[-1])
 
 
 def quantile(level: float, degrees_of_freedom: float | np.ndarray | None = None) -> Any:
@@ -233,6 +288,6 @@ def mean_of(family: str) -> Callable[[np.ndarray], np.ndarray]:
 
 def mean_outcome(family: str, centre: np.ndarray, stddev: np.ndarray) -> np.ndarray:
     """Compute the mean of the outcome where the linear predictor is N(centre, stddev^2) [n]."""
-    nodes, weights = special.roots_hermitenorm(_NODES)
-    values: np.ndarray = mean_of(family)(centre[:, np.newaxis] + stddev[:, np.newaxis] * nodes)
-    return values @ weights / np.sum(weights)
+    nodes, weights = predictive_grid(1)
+    values: np.ndarray = mean_of(family)(centre[:, np.newaxis] + stddev[:, np.newaxis] * nodes[:, 0])
+    return values @ weights

@@ -186,7 +186,8 @@ def broken_bound(rows: Rows, family: str, question: Question) -> str:
             layout = effects.EffectsLayout(rows.design.shape[1], question.columns, False)
             effect = effects.client_sums(rows, point, FAMILIES[family], layout, question.nodes)[1]
             eta = eta + rows.design[:, question.columns] @ effect.mean
-        weight = np.exp(eta) if family == "cox" else FAMILIES[family].terms(eta + rows.offset, rows.outcome).weight
+        of_rows = lambda x: FAMILIES[family].terms((x + rows.offset)[:, np.newaxis], rows.outcome).weight[:, 0, 0]
+        weight = np.exp(eta) if family == "cox" else of_rows(eta)
         if not np.max(weight, initial=0.0) <= most_share * np.sum(weight):
             return f"One row has more than {most_share:.0%} of the weights of all rows of this site."
     return ""

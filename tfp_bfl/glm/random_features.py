@@ -81,4 +81,5 @@ def expand_rows(table: DesignRows, features: Features) -> DesignRows:
         raise InvalidArgument(
             f"Features must be the {width - 1} columns and 1 to {MOST_FEATURES:,} more, but have {min(widths) - 1}."
         )
-    return DesignRows(clients, [*table.names, *(f"feature {j + 1}" for j in range(min(widths) - width))])
+    further = (f"feature {j + 1}" for j in range(min(widths) - width))
+    return table._replace(clients=clients, names=[*table.names, *further])

@@ -50,6 +50,7 @@ def headline(posterior: Posterior) -> str:
     clients = f"{posterior.num_clients:,} client{'s' if posterior.num_clients > 1 else ''}"
     messages = f"{posterior.messages} message{'s' if posterior.messages > 1 else ''} to each"
     events = "" if posterior.family == "gaussian" else f", {posterior.events:,} events"
+    events = f", {len(posterior.classes)} classes" if posterior.classes else events
     return f"{posterior.family}: {posterior.count:,} rows{events}, {clients}, {messages}"
 
 
@@ -69,7 +70,7 @@ def standard_deviations(result: Result) -> list[str]:
 
 def given_rows(result: Result, level: float) -> Coefficients:
     """Return the rows of the table of coefficients without those of random features."""
-    number = result.num_features if isinstance(result, Hierarchical) else 0
+    number = result.num_features * result.posterior.num_predictors if isinstance(result, Hierarchical) else 0
     table = posterior_of(result).table(level)
     return Coefficients(table[: len(table) - number])
 
@@ -114,7 +115,8 @@ def estimates(result: Result, design: Design, level: float, options: Mapping[str
     half, names, found = posterior.interval(level)[:, 1] - posterior.mean, list(posterior.names), []
     places = list(range(len(names)))[:_MOST_PANELS]
     if isinstance(result, Hierarchical):
-        places = [names.index(name) for name in result.random]
+        q = posterior.num_predictors
+        places = [posterior.columns.index(name) * q + a for name in result.random for a in range(q)]
     for k in largest:
         mean = own = np.full(len(places), np.nan)
         if isinstance(result, Hierarchical):
@@ -187,29 +189,35 @@ def write_predictions(
     """Write a prediction for each row to a .csv file, and return sentences on them.
 
     The file has the row, its client, whether the client is new, the mean of the outcome, its central interval, and mean
-    and standard deviation of the linear predictor. The interval is that of the mean outcome, not of an outcome; for
-    "cox" the outcome is the hazard relative to a row of zeros, and for counts with an exposure that of one unit. With
-    Student's t the last column, df, has its degrees of freedom for the row.
+    and standard deviation of the linear predictor; of classes, the probability of each. The interval is that of the
+    mean outcome, not of an outcome; for "cox" the outcome is the hazard relative to a row of zeros, and for counts with
+    an exposure that of one unit. With Student's t the last column, df, has its degrees of freedom for the row.
     """
     (owners, features), posterior = rows, posterior_of(result)
     whole = ~np.any(np.isnan(features), 1)
     known = {name: number for number, name in enumerate(client_names)}
     has_t = posterior.degrees_of_freedom is not None
-    centre, stddev, mean, degrees = (np.full(len(owners), np.nan) for _ in range(4))
+    centre, stddev, degrees = (np.full(len(owners), np.nan) for _ in range(3))
+    mean = np.full((len(owners), *[len(posterior.classes)] * bool(posterior.classes)), np.nan)
     for owner in dict.fromkeys(owners.tolist()):
         own = (owners == owner) & whole
         given = (features[own], known.get(owner)) if isinstance(result, Hierarchical) else (features[own],)
-        centre[own], stddev[own] = result.linear_predictor(*given)
         mean[own] = result.predict(*given)
+        if posterior.classes:
+            continue
+        centre[own], stddev[own] = result.linear_predictor(*given)
         found = result.degrees_at(*given)
         degrees[own] = np.nan if found is None else found
     half = quantile(level, degrees if has_t else None) * stddev
     low, high = (mean_of(posterior.family)(centre + sign * half) for sign in (-1, 1))
     percent = f"{100 * level:g} %"
-    head = ["row", "client", "new client", "mean", f"{percent} from", "to", "linear predictor", "sd", *["df"] * has_t]
-    columns_of_row = [mean, low, high, centre, stddev, *[degrees] * has_t]
+    of_row = {"mean": mean, f"{percent} from": low, "to": high, "linear predictor": centre, "sd": stddev}
+    of_row |= {"df": degrees} if has_t else {}
+    if posterior.classes:
+        of_row = {f"probability of {name}": mean[:, c] for c, name in enumerate(posterior.classes)}
+    head = ["row", "client", "new client", *of_row]
     lines = (
-        [k + 1, owner, "no" if owner in known else "yes", *(x[k] if whole[k] else "" for x in columns_of_row)]
+        [k + 1, owner, "no" if owner in known else "yes", *(x[k] if whole[k] else "" for x in of_row.values())]
         for k, owner in enumerate(owners)
     )
     write_bytes(path, to_csv([head, *lines]).encode("utf-8"))
@@ -286,6 +294,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "events": posterior.events,
         "messages": posterior.messages,
         "log_likelihood": posterior.log_likelihood,
+        **({"classes": list(posterior.classes)} if posterior.classes else {}),
     }
     if posterior.sums is not None and posterior.sums_at is not None:  # By which clients join and leave.
         record["sums"], record["sums_at"] = pack(*posterior.sums).tolist(), posterior.sums_at.tolist()

@@ -41,7 +41,7 @@ class Scaled:
         self._federation, self._units = federation, units
         self.names, self.num_clients, self.is_secure = federation.names, federation.num_clients, federation.is_secure
         self.event_times = federation.event_times
-        of_effects = [units[layout.columns[a]] for a, _ in layout.pairs]
+        of_effects = [units[layout.columns[a] * layout.num_predictors] for a, _ in layout.pairs]
         self.factors = np.array([*units, *of_effects, *[1.0] * layout.has_dispersion])
 
     def total(self, question: Question) -> np.ndarray:
@@ -58,6 +58,8 @@ class Scaled:
 def units_of(pooled: Posterior) -> np.ndarray:
     """Compute the root mean square of each column in a fit without random effects, as a power of two [p]."""
     squares = np.ones(len(pooled.names)) if pooled.sums is None else np.diag(pooled.sums.information)
+    of_columns = squares.reshape(len({*pooled.names}), -1)
+    squares = np.repeat(np.mean(of_columns, 1), of_columns.shape[1])
     usable = np.where((squares > 0) & np.isfinite(squares), squares, 1.0)
     return np.exp2(np.rint(0.5 * np.log2(usable / max(pooled.count, 1))))
 

@@ -24,10 +24,16 @@ class Rows(NamedTuple):
 
 
 class DesignRows(NamedTuple):
-    """The rows of all clients, and the names of the coefficients [p]."""
+    """The rows of all clients, the names of the columns of the design [p], and of the classes ("multinomial") [C]."""
 
     clients: list[Rows]
     names: list[str]
+    classes: tuple[str, ...] = ()
+
+    @property
+    def num_predictors(self) -> int:
+        """The number of linear predictors of a row."""
+        return max(1, len(self.classes) - 1)
 
 
 def read(
@@ -88,6 +94,8 @@ def _outcome(source: Source, family: Family | None) -> np.ndarray:
     """
     if source.target is not None:
         return np.asarray(source.labels, np.float64) * source.target.scale + source.target.mean
+    if family is not None and family.name == "multinomial":
+        return np.asarray(source.labels, np.float64)
     values = [value(name) for name in source.class_names]
     is_binary = family is not None and family.name == "bernoulli"
     if is_binary and {*values} != {0, 1}:

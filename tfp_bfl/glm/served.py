@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
-from scipy import special
 
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import begun
+from tfp_bfl.glm.posterior import predictive_grid, regular
 from tfp_bfl.glm.random_features import RandomFeatures
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 # The name of a client that is not one of the fit.
 UNKNOWN = "unknown"
-_NODES = 40
 # Beside the graph: the names of the columns and of the clients.
 CONTENT = "content.json"
 
@@ -47,14 +46,15 @@ def save(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InvalidArgument(f"{path_name(folder)} exists: give a new folder.")
     chosen = [k for k, name in enumerate(names) if name not in leave_out]
-    width = len(model.posterior.names) - 1 - model.num_features
+    width = len(model.posterior.columns) - 1 - model.num_features
     with begun(folder):
         module = _module(model, width, [names[k] for k in chosen], chosen)
         tf.saved_model.save(module, str(folder), signatures={"serving_default": module.predict})
         content = {
-            "columns": list(model.posterior.names[1 : width + 1]),
+            "columns": model.posterior.columns[1 : width + 1],
             "clients": [names[k] for k in chosen],
             "family": model.posterior.family,
+            **({"classes": list(model.posterior.classes)} if model.posterior.classes else {}),
         }
         (folder / CONTENT).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -64,16 +64,22 @@ def _module(model: Hierarchical, width: int, names: Sequence[str], chosen: Seque
     posterior, new = model.posterior, model.new_effect
     effects = [*(model.effects[k] for k in chosen), new]
     means, covariances, slopes = (np.stack(x) for x in zip(*effects))
-    places = [list(posterior.names).index(name) for name in model.random]
-    nodes, weights = special.roots_hermitenorm(_NODES)
-    weights, family, of = weights / np.sum(weights), posterior.family, model.features
+    q, places = posterior.num_predictors, [posterior.columns.index(name) for name in model.random]
+    nodes, weights = predictive_grid(q)
+    family, of = posterior.family, model.features
+    event = lambda mean: mean * (1 - mean)
     # The variance of an outcome given its mean.
     noise = {
         "gaussian": lambda mean: posterior.dispersion + tf.zeros_like(mean),
-        "bernoulli": lambda mean: mean * (1 - mean),
+        "bernoulli": event,
         "poisson": lambda mean: mean,
+        "multinomial": event,
     }[family]
-    link = {"gaussian": tf.identity, "bernoulli": tf.sigmoid, "poisson": tf.exp}[family]
+    softmax = lambda eta: tf.nn.softmax(tf.concat([tf.zeros_like(eta[..., :1]), eta], -1))
+    link = {"gaussian": tf.identity, "bernoulli": tf.sigmoid, "poisson": tf.exp, "multinomial": softmax}[family]
+    spread = lambda rows: tf.reshape(
+        tf.einsum("ij,ab->iajb", rows, tf.eye(q, dtype=rows.dtype)), [-1, q, rows.shape[1] * q]
+    )
     inputs = [
         tf.TensorSpec([None, width], tf.float64, "features"),
         tf.TensorSpec([None], tf.string, "client"),
@@ -87,20 +93,22 @@ def _module(model: Hierarchical, width: int, names: Sequence[str], chosen: Seque
         # The last row is that of a new client; without a name that fits, it is chosen.
         equal = tf.equal(client[:, tf.newaxis], tf.constant([*names, UNKNOWN]))
         row = tf.where(tf.reduce_any(equal, 1), tf.argmax(tf.cast(equal, tf.int32), 1), len(names))
-        z = tf.gather(design, places, axis=1)
-        along = design + tf.einsum("ia,iaj->ij", z, tf.gather(slopes, row))
-        variance = tf.einsum("ij,jk,ik->i", along, posterior.covariance, along)
-        variance += tf.einsum("ia,iab,ib->i", z, tf.gather(covariances, row), z)
-        centre = tf.linalg.matvec(design, posterior.mean) + tf.reduce_sum(z * tf.gather(means, row), 1)
-        stddev = tf.sqrt(variance)
-        values = link(centre[:, tf.newaxis] + stddev[:, tf.newaxis] * nodes)
-        mean = tf.linalg.matvec(values, weights)
-        epistemic = tf.linalg.matvec((values - mean[:, tf.newaxis]) ** 2, weights)
-        aleatoric = tf.linalg.matvec(noise(values), weights)
-        return {
+        z = spread(tf.gather(design, places, axis=1))
+        along = spread(design) + z @ tf.gather(slopes, row)
+        covariance = along @ tf.matmul(tf.constant(posterior.covariance), along, transpose_b=True)
+        covariance += z @ tf.matmul(tf.gather(covariances, row), z, transpose_b=True)
+        centre = tf.linalg.matvec(spread(design), posterior.mean) + tf.linalg.matvec(z, tf.gather(means, row))
+        values = link(
+            centre[:, tf.newaxis] + tf.matmul(nodes, tf.linalg.cholesky(regular(covariance)), transpose_b=True)
+        )
+        mean = tf.einsum("q,iqc->ic", weights, values)
+        epistemic = tf.einsum("q,iqc->ic", weights, (values - mean[:, tf.newaxis]) ** 2)
+        aleatoric = tf.einsum("q,iqc->ic", weights, noise(values))
+        found = {
             **{"mean": mean, "stddev": tf.sqrt(epistemic + aleatoric), "epistemic": epistemic},
-            **{"linear_predictor": centre, "linear_predictor_stddev": stddev},
+            **{"linear_predictor": centre, "linear_predictor_stddev": tf.sqrt(tf.linalg.diag_part(covariance))},
         }
+        return found if posterior.classes else {name: x[:, 0] for name, x in found.items()}
 
     module = tf.Module()
     module.predict = tf.function(predict, input_signature=inputs, autograph=False)

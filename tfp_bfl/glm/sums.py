@@ -81,20 +81,41 @@ def unpack(numbers: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.nd
 
 
 def client_sums(rows: Rows, coefficients: np.ndarray, family: Family) -> Sums:
-    """Compute the sums of one client at coefficients b [p], with a dispersion of 1."""
-    terms = family.terms(rows.design @ coefficients + rows.offset, rows.outcome)
+    """Compute the sums of one client at coefficients b [p], with a dispersion of 1.
+
+    With q predictors of a row, b has q coefficients of the first column, q of the second, and so on.
+    """
+    terms = family.terms(predictors(rows, coefficients), rows.outcome)
     return _sums(rows, family, terms, terms.score, _pearson(terms) if family.is_count else NO_PEARSON)
 
 
-def first_sums(rows: Rows, family: Family) -> Sums:
+def first_sums(rows: Rows, family: Family, num_predictors: int = 1) -> Sums:
     """Compute the sums of the first step: those of least squares of working outcomes, as if b were 0.
 
-    With eta the link of each outcome (drawn a little towards the middle), z = eta - offset + score / weight:
+    With eta the link of each outcome (drawn a little towards the middle), w z = w (eta - offset) + score:
     information = sum w x x',   gradient = sum w z x. Their solution is near the maximum whatever the units are.
     """
-    eta = family.start(rows.outcome)
+    eta = family.start(rows.outcome, num_predictors)
     terms = family.terms(eta, rows.outcome)
-    return _sums(rows, family, terms, terms.weight * (eta - rows.offset + terms.score / terms.weight), NO_PEARSON)
+    working = (terms.weight @ (eta - rows.offset[:, np.newaxis])[..., np.newaxis])[..., 0] + terms.score
+    return _sums(rows, family, terms, working, NO_PEARSON)
+
+
+def predictors(rows: Rows, coefficients: np.ndarray) -> np.ndarray:
+    """Compute the linear predictors of the rows [n, q]."""
+    return rows.design @ coefficients.reshape(rows.design.shape[1], -1) + rows.offset[:, np.newaxis]
+
+
+def quadratic(left: np.ndarray, weight: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Compute sum_i left_i weight_i right_i' for each pair of predictors [p q, r q].
+
+    `left` is [n, p], `weight` [n, q, q] and `right` [n, r].
+    """
+    q = weight.shape[-1]
+    found = np.empty((left.shape[1], q, right.shape[1], q))
+    for a, b in np.ndindex(q, q):
+        found[:, a, :, b] = (left.T * weight[:, a, b]) @ right
+    return found.reshape(left.shape[1] * q, -1)
 
 
 def _sums(rows: Rows, family: Family, terms: Terms, score: np.ndarray, pearson: np.ndarray) -> Sums:
@@ -102,8 +123,8 @@ def _sums(rows: Rows, family: Family, terms: Terms, score: np.ndarray, pearson: 
         float(len(rows.outcome)),
         float(family.events(rows.outcome)),
         float(np.sum(terms.log_likelihood)),
-        rows.design.T @ score,
-        (rows.design.T * terms.weight) @ rows.design,
+        np.ravel(rows.design.T @ score),
+        quadratic(rows.design, terms.weight, rows.design),
         pearson,
     )
 
@@ -111,7 +132,7 @@ def _sums(rows: Rows, family: Family, terms: Terms, score: np.ndarray, pearson: 
 def _pearson(terms: Terms) -> np.ndarray:
     """Compute Pearson's sums of a client: the variance of a count is its mean, the weight [2]."""
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        of_rows = np.stack([terms.score**2 / terms.weight, 1 / terms.weight])
+        of_rows = np.stack([terms.score[:, 0] ** 2, np.ones(len(terms.score))]) / terms.weight[:, 0, 0]
     total: np.ndarray = np.sum(np.minimum(np.nan_to_num(of_rows, nan=_MOST_PEARSON), _MOST_PEARSON), 1)
     return total
 
