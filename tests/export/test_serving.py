@@ -14,6 +14,8 @@ import tensorflow as tf
 
 from tfp_bfl import export, models
 from tfp_bfl.export.graph_checks import ARITHMETIC, EXPORTED, SAVING
+from tfp_bfl.export.info import describe
+from tfp_bfl.export.served import serving
 from tfp_bfl.export.signatures import make_functions, make_signatures
 from tfp_bfl.posterior import LowRank, Samples
 from tfp_bfl.weights import get_weights, predictive_model
@@ -99,15 +101,16 @@ SHAPES = {"lenet": (8, 8, 1), "resnet20": (8, 8, 3), "mlp": (8, 8, 1), "conv_net
 CASES = [(name, kind, {}) for name in models.MODELS for kind in models.KINDS]
 CASES += [("lenet", "flipout", {"normalization": "group"}), ("lenet", "deterministic", {"precision": "bfloat16"})]
 # Of the graph around the functions, in which variables are made and saved.
-AROUND = {"Select", "VarHandleOp"}
+AROUND = {"PlaceholderWithDefault", "Select", "VarHandleOp"}
 
 
 each = tf.nest.map_structure
 
 
 def used_by(model):
-    signatures = make_signatures(make_functions(model), model.input_shape[1:])
-    return set().union(*map(operations, signatures.values()))
+    signatures = make_signatures(module := make_functions(model), model.input_shape[1:])
+    served = serving(module, export.Info(model=describe(model))).values()
+    return set().union(*map(operations, [*signatures.values(), *(x.get_concrete_function() for x in served)]))
 
 
 def operations(function):

@@ -5,7 +5,7 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -17,7 +17,9 @@ from tfp_bfl.export import info as information
 from tfp_bfl.export import loading, model_card
 from tfp_bfl.export.info import Info
 from tfp_bfl.export.paths import find, new_folder
-from tfp_bfl.export.signatures import make_functions, make_signatures
+from tfp_bfl.export.rows import NAME as ROWS
+from tfp_bfl.export.served import serving
+from tfp_bfl.export.signatures import INPUTS, make_functions, make_signatures
 from tfp_bfl.files import Path
 from tfp_bfl.files.writing import begun, space
 from tfp_bfl.weights.model_weights import check_keras_2
@@ -109,16 +111,19 @@ def save(
     if isinstance(model_or_run, (str, os.PathLike)):
         _check_copied(model_or_run, unusual=unusual, backbone=backbone)
         source = find(model_or_run)
-        loading.load(source)
+        loaded = loading.load(source)
         known = loading.read_info(source)
-        texts = {} if info is None else _texts(information.merged(info, known)._replace(model=known.model))
+        whole = information.merged(info, known)._replace(model=known.model)
+        texts = {} if info is None else _texts(whole)
         write: Callable[[], Any] = lambda: [shutil.copyfile(source / x, folder / x) for x in loading.FILES]
+        if whole.calibration != known.calibration:
+            write = lambda: _write(_copied(loaded), loaded.signatures, folder, texts, whole)
     else:
         model, known = model_of(model_or_run)
         whole = _described(information.merged(info, known), model, unusual, backbone)
         information.features_of(whole)  # Refused, if they are none, before anything is written.
         texts = _texts(whole)
-        write = lambda: _write(model, folder, texts, whole, unusual, backbone)
+        write = lambda: _write(*_made(model, whole, unusual, backbone), folder, texts, whole)
     if note := model_card.rounding(information.merged(info, known)):
         logger.warning(note)
     with begun(folder):
@@ -157,18 +162,28 @@ def _texts(info: Info) -> dict[str, str]:
     return {loading.INFO: information.to_json(info), model_card.NAME: model_card.card(info)}
 
 
-def _write(
-    model: keras.Model,
-    folder: pathlib.Path,
-    texts: dict[str, str],
-    info: Info,
-    unusual: Unusual | None,
-    backbone: keras.Model | None,
-) -> None:
+def _made(
+    model: keras.Model, info: Info, unusual: Unusual | None, backbone: keras.Model | None
+) -> tuple[tf.Module, Mapping[str, Any]]:
     features = information.features_of(info)
     columns, target = information.columns_of(info), information.target_of(info)
     module = make_functions(model, columns, target, features, unusual, backbone)
-    signatures = make_signatures(module, (backbone or model).input_shape[1:], features)
+    return module, make_signatures(module, (backbone or model).input_shape[1:], features)
+
+
+def _copied(loaded: Any) -> tf.Module:
+    """Return a module with the functions and weights of a loaded one, to which another calibration can be given."""
+    module = tf.Module()
+    for name in (*INPUTS, "draw", *({ROWS} & {*loaded.signatures})):
+        setattr(module, name, getattr(loaded, name))
+    module.weights = list(loaded.weights)
+    return module
+
+
+def _write(
+    module: tf.Module, signatures: Mapping[str, Any], folder: pathlib.Path, texts: dict[str, str], info: Info
+) -> None:
+    signatures = {**signatures, **serving(module, info)}
     with tempfile.TemporaryDirectory() as draft:
         asset = pathlib.Path(draft) / information.NAME
         asset.write_text(texts[loading.INFO], encoding="utf-8")
