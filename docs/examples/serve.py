@@ -19,7 +19,7 @@ def to_tensor(name: str, values: list, spec: tf.TensorSpec) -> tf.Tensor:
         raise ValueError(f"{wanted}, but the lists differ in length.") from None
     if list(array.shape[1:]) != shape or array.dtype.kind not in kinds:
         what = "text" if array.dtype.kind == "U" else "other values" if array.dtype.kind == "O" else "numbers"
-        raise ValueError(f"{wanted}, but {what} of shape {list(array.shape[1:])} were sent.")
+        raise ValueError(f"{wanted}, not {what} of shape {list(array.shape[1:])}.")
     cast = array if kinds == "U" else array.astype(spec.dtype.as_numpy_dtype)
     if spec.dtype.is_integer and not np.array_equal(array, cast):
         raise ValueError(f"{name} must be whole numbers from {spec.dtype.min} to {spec.dtype.max}.")

@@ -208,16 +208,16 @@ BAD = {
     "image": [
         (
             {"instances": [[[1.0]]]},
-            "images of each instance must be numbers of shape [4, 4, 1], but numbers of shape [1, 1] were sent.",
+            "images of each instance must be numbers of shape [4, 4, 1], not numbers of shape [1, 1].",
         ),
         ({"instances": [[1.0, [2.0]]]}, "must be numbers of shape [4, 4, 1], but the lists differ in length."),
         (
             {"instances": [[[["a"]] * 4] * 4]},
-            "must be numbers of shape [4, 4, 1], but text of shape [4, 4, 1] were sent.",
+            "must be numbers of shape [4, 4, 1], not text of shape [4, 4, 1].",
         ),
         (
             {"instances": [[[[None]] * 4] * 4]},
-            "numbers of shape [4, 4, 1], but other values of shape [4, 4, 1] were sent.",
+            "numbers of shape [4, 4, 1], not other values of shape [4, 4, 1].",
         ),
         ({"instances": [[[[float("nan")]] * 4] * 4]}, "examples hold numbers that are not finite: fill them in"),
         ({"instances": [[[[7]] * 4] * 4]}, "images are floats outside 0 to 1, but must be uint8, or floats in [0, 1"),

@@ -4,6 +4,7 @@
 (https://www.tensorflow.org/tfx/serving/api_rest)
 """
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -91,7 +92,9 @@ def test_mean_in_rows(served):
 def test_the_documentation_s_requests_are_answered(served):
     """Each block of JSON with a signature's name, its images filled in."""
     blocks = re.findall(r"```json\n(.*?)```", DOCUMENT.read_text(), re.S)
-    requests = [block.replace('"IMAGES"', json.dumps(PIXELS.tolist())) for block in blocks if "signature_name" in block]
+    images = {'"IMAGES"': json.dumps(PIXELS.tolist()), '"IMAGE"': json.dumps(PIXELS[0].tolist())}
+    filled = [functools.reduce(lambda text, word: text.replace(word, images[word]), images, block) for block in blocks]
+    requests = [block for block in filled if "signature_name" in block]
     assert len(requests) >= 3
     for request in requests:
         assert set(json.loads(answer(served, request))) & {"outputs", "predictions"}

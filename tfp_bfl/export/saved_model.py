@@ -55,6 +55,10 @@ def save(
         predict(images, num_samples, seed) -> probabilities [B, C], entropy, aleatoric, epistemic, label [B]
         abstain(images, num_samples, seed, max_uncertainty) -> as predict; label is -1 where entropy exceeds the limit
 
+    and `serve`, with the outputs of `tfp-bfl predict`: it applies `info.calibration` to predict, and has the settings
+    num_samples, seed, max_uncertainty, temperature and set_limit, each [] or [B], with defaults. The signature
+    `serving_default` is `serve` of inputs alone.
+
     Of a model of numbers (`info.data` with a target, as of a run on labels that are numbers) they give
 
         mean: mean, stddev [B];   sample: mean, stddev [S, B]

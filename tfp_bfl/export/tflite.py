@@ -32,8 +32,8 @@ def save_tflite(model_or_run: Source, path: Path, num_samples: int | None = None
         interpreter = ai_edge_litert.interpreter.Interpreter("model.tflite")
         interpreter.get_signature_runner("predict_uint8")(images=pixels)["epistemic"]
 
-    Its signatures are `mean` and `predict`, and for images `mean_uint8` and `predict_uint8`. They take images [B, ...]
-    alone, and give what those of the SavedModel give: `predict` the answer for these `num_samples` and `seed`. It needs
+    Its signatures are `mean`, `predict` and `serving_default`, for images with `_uint8` too. They take images [B, ...]
+    alone, and give what those of the SavedModel give: for these `num_samples` and `seed`. It needs
     the interpreter's own operations and no others. TensorFlow Lite has no generator of random numbers with a seed but
     through TensorFlow's own ("select TF ops"), which small devices lack; so the file holds num_samples models, and has
     their size.
@@ -44,7 +44,7 @@ def save_tflite(model_or_run: Source, path: Path, num_samples: int | None = None
     Args:
       model_or_run: as `tfp_bfl.export.save` takes it.
       path: a new file.
-      num_samples: S, of `predict`; a model without anything random has one.
+      num_samples: S, of `predict`; None for that of the calibration, otherwise 20.
     """
     check_count(1 if num_samples is None else num_samples, "num_samples")
     if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**31) <= seed < 2**31:
