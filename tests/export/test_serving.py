@@ -14,9 +14,9 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import export, models
+from tfp_bfl.export.calibrated import serving
 from tfp_bfl.export.graph_checks import ARITHMETIC, EXPORTED, SAVING
 from tfp_bfl.export.info import describe
-from tfp_bfl.export.served import serving
 from tfp_bfl.export.signatures import make_functions, make_signatures
 from tfp_bfl.posterior import LowRank, Samples
 from tfp_bfl.weights import get_weights, predictive_model

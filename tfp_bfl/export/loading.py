@@ -18,12 +18,12 @@ from tfp_bfl import files
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.export import info as information
 from tfp_bfl.export import model_card
+from tfp_bfl.export.calibrated import serving
 from tfp_bfl.export.graph_checks import check_graph, check_objects, check_signatures, takes_rows
 from tfp_bfl.export.info import Info
 from tfp_bfl.export.paths import GRAPH
 from tfp_bfl.export.rows import NAME as ROWS
 from tfp_bfl.export.rows import inputs_of as inputs_of_rows
-from tfp_bfl.export.served import serving
 from tfp_bfl.export.signatures import INPUTS, SERVE, SIGNATURES, head, numbers_of, output_type
 from tfp_bfl.files import Path, digest, read_regular
 from tfp_bfl.files.tensor_bundle import OBJECTS, check_index, check_strings

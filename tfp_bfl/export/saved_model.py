@@ -15,10 +15,10 @@ from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.evaluation import Unusual
 from tfp_bfl.export import info as information
 from tfp_bfl.export import loading, model_card
+from tfp_bfl.export.calibrated import serving
 from tfp_bfl.export.info import Info
 from tfp_bfl.export.paths import find, new_folder
 from tfp_bfl.export.rows import NAME as ROWS
-from tfp_bfl.export.served import serving
 from tfp_bfl.export.signatures import INPUTS, make_functions, make_signatures
 from tfp_bfl.files import Path
 from tfp_bfl.files.writing import begun, space
@@ -46,18 +46,14 @@ def save(
 
         loaded = tf.saved_model.load("saved/")
         loaded.predict(images)["epistemic"]                   # 20 samples, seed 0
-        loaded.predict(images, num_samples=100, seed=1)["epistemic"]
 
-    It has four functions, which are serving signatures as well:
+    It has five functions, which are serving signatures as well; `serving_default` is `serve` without settings:
 
         mean(images): one pass at the posterior's mean -> probabilities [B, C], entropy [B], label [B]
         sample(images, num_samples, seed) -> probabilities [S, B, C]
         predict(images, num_samples, seed) -> probabilities [B, C], entropy, aleatoric, epistemic, label [B]
         abstain(images, num_samples, seed, max_uncertainty) -> as predict; label is -1 where entropy exceeds the limit
-
-    and `serve`, with the outputs of `tfp-bfl predict`: it applies `info.calibration` to predict, and has the settings
-    num_samples, seed, max_uncertainty, temperature and set_limit, each [] or [B], with defaults. The signature
-    `serving_default` is `serve` of inputs alone.
+        serve(images) -> as `tfp-bfl predict`, by `info.calibration`; settings have defaults, and are [] or [B]
 
     Of a model of numbers (`info.data` with a target, as of a run on labels that are numbers) they give
 
@@ -69,19 +65,18 @@ def save(
 
         predict_rows({column: [B]}, num_samples, seed) -> as predict
 
-    It accepts the columns of the table as they are, text as strings and numbers as float32: "" and NaN are empty cells.
-    An unknown category counts as rare, and as an empty cell where training had no rare ones. `images` of the other
-    functions are the encoded columns then.
+    It and `serving_default` accept the columns as they are, text as strings and numbers as float32: "" and NaN are
+    empty cells. An unknown category is rare, or empty if training had no rare ones. Other `images` are encoded.
 
     Inputs: images [B, ...], floats in [0, 1] or raw pixels as uint8, int32 or int64, which are scaled inside; other
-    numbers, and numbers that are not finite, are refused.
-    Rows of a table [B, D] are standardised inside by the columns that `info.data` names. The functions accept float64
-    too, standardise it in float64 and then predict numbers in float64; a warning names columns that float32 rounds
-    visibly. A signature takes one type: those named above float32, for images "predict_uint8" and the like uint8.
-    num_samples and seed are int32 scalars, max_uncertainty a float32 one; the same seed gives the same answer. Outputs:
-    probabilities (of predict also as `mean`, their name in `tfp_bfl.evaluation.decompose`); entropy, normalised to [0,
-    1]; aleatoric and epistemic, the traces of its matrices; label, int32. Each weight sample is one pass, the same for
-    the whole batch; Monte Carlo dropout stays on (but in `mean`), BatchNorm uses its moving statistics.
+    numbers, and numbers that are not finite, are refused. Rows of a table [B, D] are standardised inside by the columns
+    that `info.data` names. The functions accept float64 too, standardise it in float64 and then predict numbers in
+    float64; a warning names columns that float32 rounds visibly. A signature takes one type: those named above float32,
+    for images "predict_uint8" and the like uint8. num_samples and seed are int32 scalars, max_uncertainty a float32
+    one; the same seed gives the same answer. Outputs: probabilities (of predict also as `mean`, their name in
+    `tfp_bfl.evaluation.decompose`); entropy, normalised to [0, 1]; aleatoric and epistemic, the traces of its matrices;
+    label, int32. Each weight sample is one pass, the same for the whole batch; Monte Carlo dropout stays on (but in
+    `mean`), BatchNorm uses its moving statistics.
 
     Beside the graph lie assets/info.json, with what is known of the model, model_card.md, which says it in words, and
     sha256sums.txt, the checksums of all other files, by which `load` and `sha256sum --check` find what was changed.
@@ -97,8 +92,7 @@ def save(
       backbone: of `models.features`, for images of one size: the functions take images, the model their features.
 
     Raises:
-      InvalidArgument: there is something at `path`, or `model_or_run`, `info` or `unusual` is not what is described
-        above.
+      InvalidArgument: there is something at `path`, or an argument is not what is described above.
       OSError: the folder can't be written, such as to a full disk; nothing is left at `path` then.
 
     Example:

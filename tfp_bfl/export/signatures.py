@@ -38,7 +38,7 @@ INPUTS: dict[str, tuple[str, ...]] = {"mean": (), **dict.fromkeys(("sample", "pr
 INPUTS["abstain"] = ("num_samples", "seed", "max_uncertainty")
 # A signature takes one type of images: each function has one of its own name for floats, and one for bytes.
 IMAGES = {"": tf.float32, "_uint8": tf.uint8}
-# By the calibration of the model (`served`): without further inputs, and with settings that have defaults.
+# By the calibration of the model (`calibrated`): without further inputs, and with settings that have defaults.
 SERVED = SERVING_DEFAULT, SERVE = "serving_default", "serve"
 SIGNATURES = {f"{name}{suffix}": (name, dtype) for name in (*INPUTS, *SERVED) for suffix, dtype in IMAGES.items()}
 

@@ -12,10 +12,10 @@ from tfp_bfl import files
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.evaluation import is_stochastic, sample_seeds
 from tfp_bfl.export import loading, rows
+from tfp_bfl.export.calibrated import answer_of, settings_of
 from tfp_bfl.export.info import MOST_OFFSET, columns_of, features_of, offsets_of, target_of
 from tfp_bfl.export.paths import find, new_file
 from tfp_bfl.export.saved_model import Source, model_of
-from tfp_bfl.export.served import answer_of, settings_of
 from tfp_bfl.export.signatures import SERVING_DEFAULT, OutputHead, head, image_types, make_functions
 from tfp_bfl.files import Path
 from tfp_bfl.files.writing import space, write_bytes
