@@ -161,7 +161,7 @@ def test_seeds_batches_signatures_and_limits(saved, name):
     differ = bool(np.abs(other["probabilities"] - first["probabilities"]).max() > 1e-4)
     assert differ is (name != "deterministic")
     assert_same(answers["one"], {output: value[:1] for output, value in first.items()})
-    functions = ["abstain", "mean", "predict", "sample"]
+    functions = ["abstain", "mean", "predict", "sample", "serve", "serving_default"]
     bytes_too = [] if name == "table" else [f"{function}_uint8" for function in functions]
     assert facts["signatures"] == sorted(functions + bytes_too)
     for key in ("signature", *(("bytes", "bytes signature") if bytes_too else ())):

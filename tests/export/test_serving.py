@@ -4,6 +4,7 @@
 (https://www.tensorflow.org/tfx/serving/api_rest)
 """
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import export, models
+from tfp_bfl.export.calibrated import serving
 from tfp_bfl.export.graph_checks import ARITHMETIC, EXPORTED, SAVING
+from tfp_bfl.export.info import describe
 from tfp_bfl.export.signatures import make_functions, make_signatures
 from tfp_bfl.posterior import LowRank, Samples
 from tfp_bfl.weights import get_weights, predictive_model
@@ -89,7 +92,9 @@ def test_mean_in_rows(served):
 def test_the_documentation_s_requests_are_answered(served):
     """Each block of JSON with a signature's name, its images filled in."""
     blocks = re.findall(r"```json\n(.*?)```", DOCUMENT.read_text(), re.S)
-    requests = [block.replace('"IMAGES"', json.dumps(PIXELS.tolist())) for block in blocks if "signature_name" in block]
+    images = {'"IMAGES"': json.dumps(PIXELS.tolist()), '"IMAGE"': json.dumps(PIXELS[0].tolist())}
+    filled = [functools.reduce(lambda text, word: text.replace(word, images[word]), images, block) for block in blocks]
+    requests = [block for block in filled if "signature_name" in block]
     assert len(requests) >= 3
     for request in requests:
         assert set(json.loads(answer(served, request))) & {"outputs", "predictions"}
@@ -99,15 +104,16 @@ SHAPES = {"lenet": (8, 8, 1), "resnet20": (8, 8, 3), "mlp": (8, 8, 1), "conv_net
 CASES = [(name, kind, {}) for name in models.MODELS for kind in models.KINDS]
 CASES += [("lenet", "flipout", {"normalization": "group"}), ("lenet", "deterministic", {"precision": "bfloat16"})]
 # Of the graph around the functions, in which variables are made and saved.
-AROUND = {"Select", "VarHandleOp"}
+AROUND = {"PlaceholderWithDefault", "Select", "VarHandleOp"}
 
 
 each = tf.nest.map_structure
 
 
 def used_by(model):
-    signatures = make_signatures(make_functions(model), model.input_shape[1:])
-    return set().union(*map(operations, signatures.values()))
+    signatures = make_signatures(module := make_functions(model), model.input_shape[1:])
+    served = serving(module, export.Info(model=describe(model))).values()
+    return set().union(*map(operations, [*signatures.values(), *(x.get_concrete_function() for x in served)]))
 
 
 def operations(function):

@@ -96,7 +96,11 @@ def small():
 
 def test_a_table_takes_floats(tmp_path):
     export.save_tflite(small(), tmp_path / "table.tflite", num_samples=2)
-    assert set(lite_interpreter(tmp_path / "table.tflite").get_signature_list()) == {"mean", "predict"}
+    assert set(lite_interpreter(tmp_path / "table.tflite").get_signature_list()) == {
+        "mean",
+        "predict",
+        "serving_default",
+    }
 
 
 @pytest.mark.parametrize(

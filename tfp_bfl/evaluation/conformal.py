@@ -5,14 +5,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 from scipy import special, stats
 
 from tfp_bfl.errors import LARGEST, MOST_NAMES, InvalidArgument, check_count, check_number, check_share
 from tfp_bfl.evaluation.metrics import check_probabilities, of_classes
 from tfp_bfl.named import Table, WithArgument, parse
 
-# Probabilities [B, C] -> scores of the classes [B, C] in [0, 1]; a larger one enters a set earlier.
-Score = Callable[[np.ndarray], np.ndarray]
+# Probabilities [B, C] -> scores of the classes [B, C] in [0, 1], arrays or tensors; larger ones enter a set earlier.
+Score = Callable[[Any], Any]
 _ROUNDING = 1e-12
 
 
@@ -43,14 +44,14 @@ def raps(penalty: float, free: int = 1) -> Score:
     check_number(penalty, "penalty", zero=True)
     check_count(free, "free")
 
-    def score(probabilities: np.ndarray) -> np.ndarray:
-        order = np.argsort(-probabilities, axis=-1, kind="stable")
-        ranked = np.cumsum(np.take_along_axis(probabilities.astype(np.float64), order, -1), -1)
-        classes = probabilities.shape[-1]
-        ranked += penalty * np.maximum(0, np.arange(1, classes + 1) - free)
-        found = np.empty_like(ranked)
-        np.put_along_axis(found, order, ranked, -1)
-        return np.clip(1 - found / (1 + penalty * max(0, classes - free)), 0.0, 1.0)
+    def score(probabilities: Any) -> Any:
+        values, classes = tf.convert_to_tensor(probabilities), probabilities.shape[-1]
+        order = tf.argsort(values, direction="DESCENDING", stable=True)
+        ranked = tf.cumsum(tf.gather(values, order, batch_dims=1), -1)
+        ranked += tf.constant(penalty * np.maximum(0, np.arange(1, classes + 1) - free), values.dtype)
+        found = tf.gather(ranked, tf.argsort(order), batch_dims=1)
+        scores = tf.clip_by_value(1 - found / (1 + penalty * max(0, classes - free)), 0.0, 1.0)
+        return scores if tf.is_tensor(probabilities) else scores.numpy()
 
     return score
 

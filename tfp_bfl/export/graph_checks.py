@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.export import info
 from tfp_bfl.export.rows import NAME as ROWS
-from tfp_bfl.export.signatures import INPUTS, NUMBERS, SIGNATURES, output_type
+from tfp_bfl.export.signatures import INPUTS, SERVE, SERVED, SIGNATURES, numbers_of, output_type
 from tfp_bfl.files.tensor_bundle import num_elements
 
 INIT = "__saved_model_init_op"
@@ -112,7 +112,8 @@ def check_objects(meta: Any, more: tuple[str, ...] = ()) -> dict[str, tuple[Any,
         if node.registered_name or node.registered_saver or node.saveable_objects or node.slot_variables:
             raise InvalidArgument("it has objects of types that an export has not")
     root = _user_object(nodes, 0, "_generic_user_object")
-    functions = (*_FUNCTIONS, *more)
+    # Earlier exports have no function `serve`.
+    functions = (*_FUNCTIONS, *more, *({SERVE} & root.keys()))
     if root.keys() != {*functions, "weights", "signatures", "info"}:
         raise InvalidArgument(f"it must have {', '.join(functions)}, weights, signatures and info, and nothing else")
     if _children(nodes, root["info"], "asset") or nodes[root["info"]].asset.asset_file_def_index:
@@ -177,20 +178,21 @@ def check_signatures(
         if name == INIT:
             continue
         function, images = SIGNATURES.get(name, ("predict", None))
-        given, said = {"images": images}, inputs_of(function)
-        if rows and name == ROWS:
+        numbers = numbers_of(function, outputs)
+        given, said = {"images": images}, ", ".join(("images", *numbers))
+        if takes_rows(name, rows):
             given, said = {spec.name: spec.dtype for spec in rows.values()}, "the columns that its info says"
         elif images is None:
             raise InvalidArgument(f"it has a signature {shown(name)}, which an export has not")
-        if _types(signature.inputs) != {**given, **{n: NUMBERS[n] for n in INPUTS[function]}}:
+        if _types(signature.inputs) != {**given, **{n: number.dtype for n, number in numbers.items()}}:
             raise InvalidArgument(f"its signature {name} does not take {said}")
         if _types(signature.outputs) != {output: output_type(output) for output in outputs[function]}:
             raise InvalidArgument(f"its signature {name} does not give {', '.join(outputs[function])}")
 
 
-def inputs_of(function: str) -> str:
-    """Return the inputs of a function, in words."""
-    return ", ".join(("images", *INPUTS[function]))
+def takes_rows(name: str, rows: Mapping[str, tf.TensorSpec]) -> bool:
+    """Return whether a signature accepts the columns of a table as they are, where a model has such `rows`."""
+    return bool(rows) and name in (ROWS, *SERVED)
 
 
 def _types(tensors: Any) -> dict[str, Any]:
@@ -207,26 +209,24 @@ def _words(text: str) -> frozenset[str]:
 # What the exports of every model and kind are made of; a test holds this against them.
 EXPORTED = _words(
     """
-    Abs AddV2 All ArgMax Assert AvgPool BiasAdd BitwiseAnd Cast ConcatV2 Const Conv2D Cos DivNoNan Exp ExpandDims
-    FloorDiv FusedBatchNormV3 GatherV2 GreaterEqual Identity LeakyRelu Less LessEqual Log LogicalAnd MatMul
-    MaxPool Maximum Mean Minimum Mul NoOp OnesLike Pack Pad Placeholder Range ReadVariableOp
-    RealDiv Relu Reshape RightShift Rsqrt Select SelectV2 Shape Sin Softmax Sqrt Square SquaredDifference Squeeze
-    StatefulPartitionedCall StatelessRandomGetKeyCounter StatelessRandomNormalV2 StatelessRandomUniformFullIntV2
-    StatelessRandomUniformIntV2 StatelessRandomUniformV2 StopGradient StridedSlice Sub Sum
-    TensorListFromTensor TensorListGetItem TensorListReserve TensorListSetItem TensorListStack Tile VarHandleOp
-    While ZerosLike
+    Abs AddV2 All ArgMax Assert AvgPool BiasAdd BitwiseAnd BroadcastTo Cast ConcatV2 Const Conv2D Cos DivNoNan Equal
+    Exp ExpandDims FloorDiv FusedBatchNormV3 GatherV2 Greater GreaterEqual Identity If LeakyRelu Less LessEqual Log
+    LogicalAnd LogicalNot LogicalOr MatMul MaxPool Maximum Mean Minimum Mul NoOp OneHot OnesLike Pack Pad
+    Placeholder PlaceholderWithDefault Range ReadVariableOp RealDiv Relu Reshape RightShift Rsqrt Select SelectV2
+    Shape Sin Size Softmax Sqrt Square SquaredDifference Squeeze StatefulPartitionedCall
+    StatelessRandomGetKeyCounter StatelessRandomNormalV2 StatelessRandomUniformFullIntV2 StatelessRandomUniformIntV2
+    StatelessRandomUniformV2 StopGradient StridedSlice Sub Sum TensorListFromTensor TensorListGetItem
+    TensorListReserve TensorListSetItem TensorListStack Tile VarHandleOp While ZerosLike
     """
 )
 
 # What other layers, activations of Keras, rows of tables and earlier exports add: all are functions of tensors alone.
 ARITHMETIC = _words(
     """
-    Add AddN Any BatchMatMulV2 BatchToSpaceND BroadcastTo DepthwiseConv2dNative Einsum Elu Equal Erf Expm1 Fill
-    Floor FloorMod Greater Log1p LogSoftmax LogicalNot LogicalOr MatrixDiagPartV3 MatrixSetDiagV3 Max Min Neg
-    NotEqual PartitionedCall Pow Prod Rank Reciprocal Relu6 ResizeBilinear ResourceGather ReverseV2 Round
-    ScaleAndTranslate Selu Sigmoid Sign Size
-    Slice Softplus Softsign SpaceToBatchND Split SplitV StatelessWhile StaticRegexReplace StringStrip Tanh Transpose
-    Unpack Xlogy
+    Add AddN Any BatchMatMulV2 BatchToSpaceND Cumsum DepthwiseConv2dNative Einsum Elu Erf Expm1 Fill Floor FloorMod
+    Log1p LogSoftmax MatrixDiagPartV3 MatrixSetDiagV3 Max Min Neg NotEqual PartitionedCall Pow Prod Rank Reciprocal
+    Relu6 ResizeBilinear ResourceGather ReverseV2 Round ScaleAndTranslate Selu Sigmoid Sign Slice Softplus Softsign
+    SpaceToBatchND Split SplitV StatelessWhile StaticRegexReplace StringStrip Tanh TopKV2 Transpose Unpack Xlogy
     """
 )
 

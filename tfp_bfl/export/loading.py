@@ -18,12 +18,13 @@ from tfp_bfl import files
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.export import info as information
 from tfp_bfl.export import model_card
-from tfp_bfl.export.graph_checks import check_graph, check_objects, check_signatures, inputs_of
+from tfp_bfl.export.calibrated import serving
+from tfp_bfl.export.graph_checks import check_graph, check_objects, check_signatures, takes_rows
 from tfp_bfl.export.info import Info
 from tfp_bfl.export.paths import GRAPH
 from tfp_bfl.export.rows import NAME as ROWS
 from tfp_bfl.export.rows import inputs_of as inputs_of_rows
-from tfp_bfl.export.signatures import INPUTS, NUMBERS, SIGNATURES, head, output_type
+from tfp_bfl.export.signatures import INPUTS, SERVE, SIGNATURES, head, numbers_of, output_type
 from tfp_bfl.files import Path, digest, read_regular
 from tfp_bfl.files.tensor_bundle import OBJECTS, check_index, check_strings
 
@@ -104,8 +105,10 @@ def _load(folder: pathlib.Path) -> Any:
     except Exception:
         raise InvalidArgument("TensorFlow can't read it") from None
     _check_loaded(loaded, info, outputs, rows)
+    if not hasattr(loaded, SERVE):  # An earlier export.
+        serving(loaded, info)
     # A function alone does not keep the variables that it reads: load(path).predict(images) would have lost them.
-    named = (*INPUTS, *([ROWS] if rows else []))
+    named = (*INPUTS, SERVE, *([ROWS] if rows else []))
     for function in (loaded.draw, *loaded.signatures.values(), *(getattr(loaded, name) for name in named)):
         function.model = loaded
     return loaded
@@ -139,14 +142,14 @@ def _check_loaded(loaded: Any, info: Info, wanted: Any, rows: Any) -> None:
         if num_classes and signature.structured_outputs["probabilities"].shape[-1] != num_classes:
             raise InvalidArgument(f"its signature {name} does not give the {num_classes} classes that its info says")
         inputs = dict(signature.structured_input_signature[1])
-        scalars = {number: tf.TensorSpec([], NUMBERS[number], number) for number in INPUTS[function]}
-        if dtype is None:
-            if inputs != {**{spec.name: spec for spec in rows.values()}, **scalars}:
+        numbers = numbers_of(function, wanted)
+        if takes_rows(name, rows):
+            if inputs != {**{spec.name: spec for spec in rows.values()}, **numbers}:
                 raise InvalidArgument(f"its signature {name} does not take the columns that its info says")
             continue
         images = inputs.pop("images", None)
-        if images is None or images.dtype != dtype or inputs != scalars:
-            raise InvalidArgument(f"its signature {name} does not take {inputs_of(function)}")
+        if images is None or images.dtype != dtype or inputs != numbers:
+            raise InvalidArgument(f"its signature {name} does not take {', '.join(('images', *numbers))}")
         if images.shape.rank is None or images.shape[1:].as_list() != facts["input_shape"]:
             raise InvalidArgument(f"its signature {name} does not take the examples that its info says")
     for weight in loaded.weights:

@@ -5,7 +5,7 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -15,9 +15,11 @@ from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.evaluation import Unusual
 from tfp_bfl.export import info as information
 from tfp_bfl.export import loading, model_card
+from tfp_bfl.export.calibrated import serving
 from tfp_bfl.export.info import Info
 from tfp_bfl.export.paths import find, new_folder
-from tfp_bfl.export.signatures import make_functions, make_signatures
+from tfp_bfl.export.rows import NAME as ROWS
+from tfp_bfl.export.signatures import INPUTS, make_functions, make_signatures
 from tfp_bfl.files import Path
 from tfp_bfl.files.writing import begun, space
 from tfp_bfl.weights.model_weights import check_keras_2
@@ -44,14 +46,14 @@ def save(
 
         loaded = tf.saved_model.load("saved/")
         loaded.predict(images)["epistemic"]                   # 20 samples, seed 0
-        loaded.predict(images, num_samples=100, seed=1)["epistemic"]
 
-    It has four functions, which are serving signatures as well:
+    It has five functions, which are serving signatures as well; `serving_default` is `serve` without settings:
 
         mean(images): one pass at the posterior's mean -> probabilities [B, C], entropy [B], label [B]
         sample(images, num_samples, seed) -> probabilities [S, B, C]
         predict(images, num_samples, seed) -> probabilities [B, C], entropy, aleatoric, epistemic, label [B]
         abstain(images, num_samples, seed, max_uncertainty) -> as predict; label is -1 where entropy exceeds the limit
+        serve(images) -> as `tfp-bfl predict`, by `info.calibration`; settings have defaults, and are [] or [B]
 
     Of a model of numbers (`info.data` with a target, as of a run on labels that are numbers) they give
 
@@ -63,19 +65,18 @@ def save(
 
         predict_rows({column: [B]}, num_samples, seed) -> as predict
 
-    It accepts the columns of the table as they are, text as strings and numbers as float32: "" and NaN are empty cells.
-    An unknown category counts as rare, and as an empty cell where training had no rare ones. `images` of the other
-    functions are the encoded columns then.
+    It and `serving_default` accept the columns as they are, text as strings and numbers as float32: "" and NaN are
+    empty cells. An unknown category is rare, or empty if training had no rare ones. Other `images` are encoded.
 
     Inputs: images [B, ...], floats in [0, 1] or raw pixels as uint8, int32 or int64, which are scaled inside; other
-    numbers, and numbers that are not finite, are refused.
-    Rows of a table [B, D] are standardised inside by the columns that `info.data` names. The functions accept float64
-    too, standardise it in float64 and then predict numbers in float64; a warning names columns that float32 rounds
-    visibly. A signature takes one type: those named above float32, for images "predict_uint8" and the like uint8.
-    num_samples and seed are int32 scalars, max_uncertainty a float32 one; the same seed gives the same answer. Outputs:
-    probabilities (of predict also as `mean`, their name in `tfp_bfl.evaluation.decompose`); entropy, normalised to [0,
-    1]; aleatoric and epistemic, the traces of its matrices; label, int32. Each weight sample is one pass, the same for
-    the whole batch; Monte Carlo dropout stays on (but in `mean`), BatchNorm uses its moving statistics.
+    numbers, and numbers that are not finite, are refused. Rows of a table [B, D] are standardised inside by the columns
+    that `info.data` names. The functions accept float64 too, standardise it in float64 and then predict numbers in
+    float64; a warning names columns that float32 rounds visibly. A signature takes one type: those named above float32,
+    for images "predict_uint8" and the like uint8. num_samples and seed are int32 scalars, max_uncertainty a float32
+    one; the same seed gives the same answer. Outputs: probabilities (of predict also as `mean`, their name in
+    `tfp_bfl.evaluation.decompose`); entropy, normalised to [0, 1]; aleatoric and epistemic, the traces of its matrices;
+    label, int32. Each weight sample is one pass, the same for the whole batch; Monte Carlo dropout stays on (but in
+    `mean`), BatchNorm uses its moving statistics.
 
     Beside the graph lie assets/info.json, with what is known of the model, model_card.md, which says it in words, and
     sha256sums.txt, the checksums of all other files, by which `load` and `sha256sum --check` find what was changed.
@@ -91,8 +92,7 @@ def save(
       backbone: of `models.features`, for images of one size: the functions take images, the model their features.
 
     Raises:
-      InvalidArgument: there is something at `path`, or `model_or_run`, `info` or `unusual` is not what is described
-        above.
+      InvalidArgument: there is something at `path`, or an argument is not what is described above.
       OSError: the folder can't be written, such as to a full disk; nothing is left at `path` then.
 
     Example:
@@ -109,16 +109,19 @@ def save(
     if isinstance(model_or_run, (str, os.PathLike)):
         _check_copied(model_or_run, unusual=unusual, backbone=backbone)
         source = find(model_or_run)
-        loading.load(source)
+        loaded = loading.load(source)
         known = loading.read_info(source)
-        texts = {} if info is None else _texts(information.merged(info, known)._replace(model=known.model))
+        whole = information.merged(info, known)._replace(model=known.model)
+        texts = {} if info is None else _texts(whole)
         write: Callable[[], Any] = lambda: [shutil.copyfile(source / x, folder / x) for x in loading.FILES]
+        if whole.calibration != known.calibration:
+            write = lambda: _write(_copied(loaded), loaded.signatures, folder, texts, whole)
     else:
         model, known = model_of(model_or_run)
         whole = _described(information.merged(info, known), model, unusual, backbone)
         information.features_of(whole)  # Refused, if they are none, before anything is written.
         texts = _texts(whole)
-        write = lambda: _write(model, folder, texts, whole, unusual, backbone)
+        write = lambda: _write(*_made(model, whole, unusual, backbone), folder, texts, whole)
     if note := model_card.rounding(information.merged(info, known)):
         logger.warning(note)
     with begun(folder):
@@ -157,18 +160,28 @@ def _texts(info: Info) -> dict[str, str]:
     return {loading.INFO: information.to_json(info), model_card.NAME: model_card.card(info)}
 
 
-def _write(
-    model: keras.Model,
-    folder: pathlib.Path,
-    texts: dict[str, str],
-    info: Info,
-    unusual: Unusual | None,
-    backbone: keras.Model | None,
-) -> None:
+def _made(
+    model: keras.Model, info: Info, unusual: Unusual | None, backbone: keras.Model | None
+) -> tuple[tf.Module, Mapping[str, Any]]:
     features = information.features_of(info)
     columns, target = information.columns_of(info), information.target_of(info)
     module = make_functions(model, columns, target, features, unusual, backbone)
-    signatures = make_signatures(module, (backbone or model).input_shape[1:], features)
+    return module, make_signatures(module, (backbone or model).input_shape[1:], features)
+
+
+def _copied(loaded: Any) -> tf.Module:
+    """Return a module with the functions and weights of a loaded one, to which another calibration can be given."""
+    module = tf.Module()
+    for name in (*INPUTS, "draw", *({ROWS} & {*loaded.signatures})):
+        setattr(module, name, getattr(loaded, name))
+    module.weights = list(loaded.weights)
+    return module
+
+
+def _write(
+    module: tf.Module, signatures: Mapping[str, Any], folder: pathlib.Path, texts: dict[str, str], info: Info
+) -> None:
+    signatures = {**signatures, **serving(module, info)}
     with tempfile.TemporaryDirectory() as draft:
         asset = pathlib.Path(draft) / information.NAME
         asset.write_text(texts[loading.INFO], encoding="utf-8")

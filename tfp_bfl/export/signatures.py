@@ -32,12 +32,15 @@ NUM_SAMPLES = 20
 _ROUNDING = 0.01
 
 # What each function takes beside images.
-NUMBERS = {"num_samples": tf.int32, "seed": tf.int32, "max_uncertainty": tf.float32}
+NUMBERS = {"num_samples": tf.int32, "seed": tf.int32}
+NUMBERS |= dict.fromkeys(("max_uncertainty", "temperature", "set_limit"), tf.float32)
 INPUTS: dict[str, tuple[str, ...]] = {"mean": (), **dict.fromkeys(("sample", "predict"), ("num_samples", "seed"))}
 INPUTS["abstain"] = ("num_samples", "seed", "max_uncertainty")
 # A signature takes one type of images: each function has one of its own name for floats, and one for bytes.
 IMAGES = {"": tf.float32, "_uint8": tf.uint8}
-SIGNATURES = {f"{name}{suffix}": (name, dtype) for name in INPUTS for suffix, dtype in IMAGES.items()}
+# By the calibration of the model (`calibrated`): without further inputs, and with settings that have defaults.
+SERVED = SERVING_DEFAULT, SERVE = "serving_default", "serve"
+SIGNATURES = {f"{name}{suffix}": (name, dtype) for name in (*INPUTS, *SERVED) for suffix, dtype in IMAGES.items()}
 
 
 def image_types(shape: Sequence[int]) -> dict[str, tf.DType]:
@@ -47,7 +50,18 @@ def image_types(shape: Sequence[int]) -> dict[str, tf.DType]:
 
 def output_type(name: str) -> tf.DType:
     """Return the type of an output."""
-    return tf.int32 if name == "label" else tf.float32
+    return {"label": tf.int32, "set": tf.bool, "abstain": tf.bool}.get(name, tf.float32)
+
+
+def numbers_of(function: str, outputs: Mapping[str, Mapping[str, int]]) -> dict[str, tf.TensorSpec]:
+    """Return the inputs of a function beside examples, by name: scalars; of `serve` of any shape.
+
+    `outputs` are those of the head (`OutputHead.outputs`).
+    """
+    if function != SERVE:
+        return {name: tf.TensorSpec([], NUMBERS[name], name) for name in INPUTS.get(function, ())}
+    names = NUMBERS if "label" in outputs[SERVE] else INPUTS["abstain"]
+    return {name: tf.TensorSpec(None, NUMBERS[name], name) for name in names}
 
 
 def make_functions(
@@ -81,9 +95,9 @@ def make_functions(
     of_images: Any = traced(of=given)(lambda images: network(images)) if backbone else None
 
     def prepared(images: tf.Tensor) -> tf.Tensor:
-        checked = _scaled(images)
+        checked = valid_floats(images)
         if backbone:
-            return _scaled(of_images(checked))
+            return valid_floats(of_images(checked))
         return network(checked if images.dtype == tf.float32 or not columns else tf.cast(images, tf.float64))
 
     in_units = lambda outputs, images: answers.in_units(outputs, tf.float32 if backbone else images.dtype)
@@ -167,7 +181,7 @@ def _scoring(model: keras.Model, unusual: Unusual) -> Callable[[tf.Tensor], Outp
     return score
 
 
-def _scaled(images: tf.Tensor) -> tf.Tensor:
+def valid_floats(images: tf.Tensor) -> tf.Tensor:
     """Return examples as the model takes them; refuse numbers that are not finite, and images of another scale."""
     if not images.dtype.is_floating:
         if images.shape.rank != 4 or images.dtype == tf.uint8:
@@ -226,8 +240,11 @@ _OF_NUMBERS = dict.fromkeys(("mean", "stddev", "aleatoric", "epistemic", "low", 
 # What each function gives: each output with its rank.
 CLASS_OUTPUTS: dict[str, dict[str, int]] = dict.fromkeys(("predict", "abstain"), _OF_CLASSES)
 CLASS_OUTPUTS |= {"mean": {"probabilities": 2, "entropy": 1, "label": 1}, "sample": {"probabilities": 3}}
+_SERVED = {name: rank for name, rank in _OF_CLASSES.items() if name != "mean"} | {"set": 2, "abstain": 1}
+CLASS_OUTPUTS |= dict.fromkeys(SERVED, _SERVED)
 NUMBER_OUTPUTS: dict[str, dict[str, int]] = dict.fromkeys(("predict", "abstain"), _OF_NUMBERS)
 NUMBER_OUTPUTS |= {"mean": {"mean": 1, "stddev": 1}, "sample": {"mean": 2, "stddev": 2}}
+NUMBER_OUTPUTS |= {name: {**_OF_NUMBERS, "abstain": 1} for name in SERVED}
 
 
 class OutputHead(NamedTuple):

@@ -12,10 +12,11 @@ from tfp_bfl import files
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.evaluation import is_stochastic, sample_seeds
 from tfp_bfl.export import loading, rows
+from tfp_bfl.export.calibrated import answer_of, settings_of
 from tfp_bfl.export.info import MOST_OFFSET, columns_of, features_of, offsets_of, target_of
 from tfp_bfl.export.paths import find, new_file
 from tfp_bfl.export.saved_model import Source, model_of
-from tfp_bfl.export.signatures import OutputHead, head, image_types, make_functions
+from tfp_bfl.export.signatures import SERVING_DEFAULT, OutputHead, head, image_types, make_functions
 from tfp_bfl.files import Path
 from tfp_bfl.files.writing import space, write_bytes
 from tfp_bfl.layers import as_floats
@@ -25,14 +26,14 @@ from tfp_bfl.weights import num_members
 MOST_BYTES = 2**31 - 2**20
 
 
-def save_tflite(model_or_run: Source, path: Path, num_samples: int = 20, seed: int = 0) -> None:
+def save_tflite(model_or_run: Source, path: Path, num_samples: int | None = None, seed: int = 0) -> None:
     """Write a TensorFlow Lite file that predicts with uncertainty, from weight samples that are drawn now.
 
         interpreter = ai_edge_litert.interpreter.Interpreter("model.tflite")
         interpreter.get_signature_runner("predict_uint8")(images=pixels)["epistemic"]
 
-    Its signatures are `mean` and `predict`, and for images `mean_uint8` and `predict_uint8`. They take images [B, ...]
-    alone, and give what those of the SavedModel give: `predict` the answer for these `num_samples` and `seed`. It needs
+    Its signatures are `mean`, `predict` and `serving_default`, for images with `_uint8` too. They take images [B, ...]
+    alone, and give what those of the SavedModel give: for these `num_samples` and `seed`. It needs
     the interpreter's own operations and no others. TensorFlow Lite has no generator of random numbers with a seed but
     through TensorFlow's own ("select TF ops"), which small devices lack; so the file holds num_samples models, and has
     their size.
@@ -43,9 +44,9 @@ def save_tflite(model_or_run: Source, path: Path, num_samples: int = 20, seed: i
     Args:
       model_or_run: as `tfp_bfl.export.save` takes it.
       path: a new file.
-      num_samples: S, of `predict`; a model without anything random has one.
+      num_samples: S, of `predict`; None for that of the calibration, otherwise 20.
     """
-    check_count(num_samples, "num_samples")
+    check_count(1 if num_samples is None else num_samples, "num_samples")
     if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**31) <= seed < 2**31:
         raise InvalidArgument(f"seed is {shown(seed)}, but must be an integer of 32 bits.")
     file = new_file(path)
@@ -59,6 +60,8 @@ def save_tflite(model_or_run: Source, path: Path, num_samples: int = 20, seed: i
         model, known = model_of(model_or_run)
         module = make_functions(model, columns_of(known), target_of(known), features_of(known))
         shape, stochastic, members = model.input_shape[1:], is_stochastic(model), num_members(model)
+    settings = settings_of(known)
+    num_samples = int(settings["num_samples"]) if num_samples is None else num_samples
     if num_samples < members:
         raise InvalidArgument(f"num_samples is {num_samples}, but the ensemble has {members} members: give that many.")
     if offsets := offsets_of(known, MOST_OFFSET):
@@ -67,15 +70,17 @@ def save_tflite(model_or_run: Source, path: Path, num_samples: int = 20, seed: i
         advice = "subtract a constant in the table and train again"
         raise InvalidArgument(f"{what}, which the float32 of TensorFlow Lite rounds away: {advice}.")
     fixed = _Fixed(module, shape, seed, num_samples if stochastic else 1, head(target_of(known)))
+    answer, limits = answer_of(known), [tf.constant([x]) for x in list(settings.values())[2:]]
+    fixed.serving_default = tf.function(lambda images: answer(fixed.predict(images), *limits))
     signatures = {
         f"{name}{suffix}": getattr(fixed, name).get_concrete_function(tf.TensorSpec([None, *shape], dtype, "images"))
-        for name in ("mean", "predict")
+        for name in ("mean", "predict", SERVING_DEFAULT)
         for suffix, dtype in image_types(shape).items()
     }
     if inputs := rows.inputs_of(features := features_of(known)):
         encode = rows.encoder(features, columns_of(known), has_rules=False)
-        fixed.predict_rows = tf.function(lambda columns: fixed.predict(encode(columns)))
-        signatures[rows.NAME] = fixed.predict_rows.get_concrete_function(inputs)
+        of_rows = lambda function: tf.function(lambda columns: function(encode(columns))).get_concrete_function(inputs)
+        signatures |= {rows.NAME: of_rows(fixed.predict), SERVING_DEFAULT: of_rows(fixed.serving_default)}
     with tempfile.TemporaryDirectory() as draft:
         with quiet("tensorflow"), space(draft, writes=True):
             tf.saved_model.save(fixed, draft, signatures=signatures)

@@ -93,7 +93,7 @@ _seed = click.option(
     metavar="NUMBER",
     help="The own model of a client, of a run of meta_vd; if not given the one for all.",
 )
-@_num_samples("20")
+@_num_samples("20; for a calibrated model the number of its calibration")
 @_seed
 @functools.partial(code_options, purpose=" for --client")
 def export_model(run: str, path: str, tflite: bool, client: int | None, code: dict[str, str], **drawn: Any) -> None:

@@ -126,7 +126,8 @@ def drift(run: Path, paths: Path | Sequence[Path], *, level: float = 0.01, separ
         folder / (HELD_OUT if held_out else PREDICTIONS), _MOST_EXAMPLES, int((info.model or {})["num_classes"])
     )
     config = config_in(folder)
-    new_scores = answers(bfl.export.load(model), examples.pixels, num_samples(config), config.seed)
+    drawn = {"num_samples": num_samples(config), "seed": config.seed}
+    new_scores = answers(bfl.export.load(model).predict, examples.pixels, **drawn)
     compared = [
         *compare_features(training, new),
         *compare_scores(reference, new_scores, (info.data or {}).get("unusual")),

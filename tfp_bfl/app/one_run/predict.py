@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -17,7 +18,6 @@ from rich.table import Table
 from rich.text import Text
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run.calibrate import entropy
 from tfp_bfl.data.names import as_names
 from tfp_bfl.data.rows import read_clients
 from tfp_bfl.errors import InvalidArgument, check_count, shown
@@ -116,8 +116,8 @@ def predict(
         For a model of a table's rows, .csv, .tsv or .parquet files with the columns that the model was trained on.
       num_samples: S, at most 10,000; None for the number that a calibrated model was calibrated with, otherwise 20.
       seed: random seed of the samples; None for 0.
-      max_uncertainty: abstention threshold on the entropy, or on the standard deviation of a regression model; None
-        for the threshold of a calibrated model, otherwise no threshold.
+      max_uncertainty: abstention threshold on the entropy, on the uncertainty of the calibration, or on the standard
+        deviation of a regression model; None for the threshold of a calibrated model, otherwise no threshold.
       separator: column separator of .csv files (`tfp_bfl.data.read_own`); None for the separator of the header.
 
     An option that has no effect on such a model or such files is refused.
@@ -135,25 +135,24 @@ def predict(
         )
     facts: Any = info.model
     calibration = bfl.export.calibration_of(info)
-    number = num_samples or (calibration.num_samples if calibration else bfl.export.signatures.NUM_SAMPLES)
     loaded = bfl.export.load(folder)
     notes: list[str] = []
     examples = read_examples(info, images, separator, notes)
     own = Sets.of(calibration, info, images, examples.names, separator, notes) if calibration else None
     names = info.class_names or [str(c) for c in range(facts["num_classes"])]
-    answer = answers(loaded, examples.pixels, number, seed or 0)
-    rows: Sequence[AnyRow]
-    if regresses:
-        rows = _as_numbers(examples.names, answer, max_uncertainty)
-    else:
-        rows = _as_rows(examples.names, answer, names, calibration, max_uncertainty, own)
+    given: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "max_uncertainty": max_uncertainty}
+    given["set_limit"] = None if own is None else own.limits.astype(np.float32)
+    answer = answers(loaded.serve, examples.pixels, **{name: x for name, x in given.items() if x is not None})
+    as_rows = _as_numbers if regresses else functools.partial(_as_rows, names=names, own=own)
+    rows: Sequence[AnyRow] = as_rows(examples.names, answer)
     return Predictions("image" if len(facts["input_shape"]) == _IMAGE else "row", rows, examples.failures, notes)
 
 
-def answers(model: Any, examples: np.ndarray, num_samples: int, seed: int) -> dict[str, np.ndarray]:
-    """Return the outputs of an exported model for examples, of which it gets some at once."""
+def answers(function: Any, examples: np.ndarray, **inputs: Any) -> dict[str, np.ndarray]:
+    """Return the outputs of a function of an exported model for examples and inputs, of which it gets some at once."""
+    part = lambda x, i: x[i : i + BATCH_SIZE] if np.ndim(x) else x
     starts = range(0, len(examples), BATCH_SIZE)
-    parts = [model.predict(examples[i : i + BATCH_SIZE], num_samples=num_samples, seed=seed) for i in starts]
+    parts = [function(part(examples, i), **{name: part(x, i) for name, x in inputs.items()}) for i in starts]
     return {name: np.concatenate([part[name].numpy() for part in parts]) for name in parts[0]}
 
 
@@ -214,34 +213,15 @@ def stated_by(model: Path) -> str:
     return f"{sentence}." if sentence else ""
 
 
-def _as_rows(
-    which: Sequence[str],
-    answer: dict[str, np.ndarray],
-    names: Sequence[str],
-    calibration: bfl.export.Calibration | None,
-    max_uncertainty: float | None,
-    own: Sets | None,
-) -> list[Row]:
-    probabilities, uncertainty, limit = answer["probabilities"], answer["entropy"], max_uncertainty
-    sets = [names[label] for label in answer["label"]]
-    if calibration:
-        probabilities = bfl.evaluation.at_temperature(probabilities, calibration.temperature)
-        uncertainty = answer["entropy"] = entropy(probabilities)
-        limit_of_sets = calibration.set_limit if own is None else own.limits
-        held = bfl.evaluation.prediction_sets(probabilities, limit_of_sets, calibration.set_score)
-        sets = ["|".join(names[c] for c in np.flatnonzero(row).tolist()) for row in held]
-        if max_uncertainty is None:
-            uncertainty, limit = answer[calibration.by], calibration.limit
-    # NaN is above every threshold.
-    above = ~(uncertainty <= (1.0 if limit is None else limit))
+def _as_rows(which: Sequence[str], answer: dict[str, np.ndarray], names: Sequence[str], own: Sets | None) -> list[Row]:
     return [
         Row(
             example=which[i],
             label=names[int(answer["label"][i])],
-            confidence=float(probabilities[i].max()),
+            confidence=float(answer["probabilities"][i].max()),
             **{name: float(answer[name][i]) for name in ("entropy", "epistemic", "aleatoric")},
-            abstain=bool(above[i]),
-            set=sets[i],
+            abstain=bool(answer["abstain"][i]),
+            set="|".join(names[c] for c in np.flatnonzero(answer["set"][i]).tolist()),
             unusual=float(answer["unusual"][i]) if "unusual" in answer else None,
             client=None if own is None else str(own.clients[i]),
         )
@@ -249,11 +229,10 @@ def _as_rows(
     ]
 
 
-def _as_numbers(which: Sequence[str], answer: dict[str, np.ndarray], most: float | None) -> list[NumberRow]:
-    above = ~(answer["stddev"] <= (np.inf if most is None else most))
+def _as_numbers(which: Sequence[str], answer: dict[str, np.ndarray]) -> list[NumberRow]:
     names = [name for name in NumberRow._fields if name in answer]
     return [
-        NumberRow(example=example, abstain=bool(above[i]), **{name: float(answer[name][i]) for name in names})
+        NumberRow(example=example, **{name: answer[name][i].item() for name in names})
         for i, example in enumerate(which)
     ]
 
