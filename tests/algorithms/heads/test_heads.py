@@ -183,11 +183,11 @@ def test_softmax_ends_at_the_mode():
     assert float(found.state.step.search.distance) < 1e-4 and not found.warnings
 
 
-def softmax_sums(at, basis):
+def softmax_sums(at, basis, x=FEATURES, y=LABELS, classes=CLASSES):
     """The gradient and the Fisher information of all examples at weights V of a basis."""
-    x = np.c_[FEATURES, np.ones(120)]
+    x = np.c_[x, np.ones(len(x))]
     p = special.softmax(x @ (basis.vectors @ at), axis=1)
-    return x.T @ (p - np.eye(CLASSES)[LABELS]), np.diag(p.sum(0)) - p.T @ p
+    return x.T @ (p - np.eye(classes)[y]), np.diag(p.sum(0)) - p.T @ p
 
 
 def test_the_first_step_of_softmax_is_that_of_Newton_from_zero():
@@ -220,6 +220,17 @@ def test_softmax_ends_at_the_maximum_of_the_marginal_likelihood_of_its_prior():
     ).x.reshape(-1, CLASSES)
     kernel = wanted[:-1] / FEATURES.std(0)[:, np.newaxis]
     np.testing.assert_allclose((search.basis.vectors @ search.mode)[:-1], kernel, atol=1e-5)
+
+
+def test_the_prior_of_many_classes_stays_wide_where_most_rows_are_predicted_well():
+    """The quadratic model of the first steps, of little curvature, has its largest evidence at the prior stddev 0."""
+    rng, number = np.random.default_rng(0), 100
+    y = rng.integers(number, size=3000)
+    x = rng.normal(size=(3000, 64)) + rng.normal(size=(number, 64))[y]
+    search = softmax.begin(softmax.empty(65, number), sums_of(x, y, number), None)
+    for _ in range(4):
+        search = softmax.advance(search, *softmax_sums(search.mode, search.basis, x, y, number), None)
+        assert 0.1 < float(search.precision) ** -0.5 < 1
 
 
 def test_softmax_states_that_it_is_far_from_the_mode():
