@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.algorithms.heads.sums import ClassSums, with_intercept
+from tfp_bfl.algorithms.heads.sums import ClassSums, varying, with_intercept
 from tfp_bfl.algorithms.laplace.evidence import LARGEST_STDDEV, SMALLEST_STDDEV, fitted_precision
 from tfp_bfl.posterior.kronecker import eigh, symmetric
 
@@ -31,7 +31,7 @@ def basis_of(sums: ClassSums) -> Basis:
     centre = tf.reduce_sum(sums.totals, 0) / number
     scatter = symmetric(sums.gram) - number * centre[:, tf.newaxis] * centre
     variance = tf.linalg.diag_part(scatter) / number
-    known = variance > 1e-12 * (tf.reduce_mean(variance) + tf.square(centre))
+    known = varying(variance, centre)
     scale = tf.where(known, tf.math.rsqrt(tf.where(known, variance, 1.0)), 1.0)
     values, vectors = eigh(scatter * scale * scale[:, tf.newaxis])
     return Basis(with_intercept(vectors * scale[:, tf.newaxis], centre), tf.concat([values, [number]], 0))
