@@ -114,6 +114,14 @@ def test_ridge_has_the_marginal_likelihood_of_its_labels_and_its_covariance():
     np.testing.assert_allclose(rows * stddev**2 @ rows.T, covariance, rtol=1e-8, atol=1e-12)
 
 
+def test_ridge_of_fewer_rows_than_features_has_a_bounded_noise():
+    labels = np.arange(12) % CLASSES
+    x = np.tile(np.eye(CLASSES)[labels], 10) + 1e-3 * RNG.normal(size=(12, 10 * CLASSES))
+    fit = ridge.fit_ridge(sums_of(x, labels))
+    np.testing.assert_allclose(fit.noise, ridge.SMALLEST_NOISE_STDDEV**2)
+    np.testing.assert_allclose(np.c_[x, np.ones(12)] @ fit.mean, np.eye(CLASSES)[labels], atol=0.02)
+
+
 def test_gaussian_predicts_by_the_t_distribution_of_scipy():
     fit = classes.fit_gaussian(sums_of(FEATURES, LABELS))
     found, (degrees, factor) = classes.log_predictive(fit, FEATURES[:9]), (float(fit.degrees), np.asarray(fit.factor))
