@@ -41,7 +41,8 @@ def fit_ridge(sums: ClassSums, stddev: float | None = None) -> Ridge:
     W = (X^T X + s^2 / t^2)^-1 X^T Y,   Cov(vec W) = s^2 (X^T X + s^2 / t^2)^-1 (x) I_C
 
     with X and Y centred: the intercept has a flat prior. Without `stddev` = t, t and s maximise the marginal
-    likelihood of the labels; with it, s does. s is at least `SMALLEST_NOISE_STDDEV`. `penalty` = 0 is the limit of a wide prior.
+    likelihood of the labels; with it, s does. s is at least `SMALLEST_NOISE_STDDEV`. `penalty` = 0 is the limit of a
+    wide prior.
 
     Source: Bishop 2006, section 3.5; MacKay 1992.
     """
