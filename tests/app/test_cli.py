@@ -106,6 +106,10 @@ def test_existing_folder_is_left_alone(small_run, capsys):
         (["run", "--mu", "0.1"], "There is no option '--mu': did you mean '--proximal'?"),
         (["run", "--wandb"], "There is no option '--wandb': --help lists those that there are."),
         (["run", "--jobs", "4"], "There is no option '--jobs': --help lists"),
+        (
+            ["deploy", "run", "a", "--backbone", "b"],
+            "no option '--backbone': it belongs to tfp-bfl run, of data in one",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(arguments, message, capsys, tmp_path, monkeypatch):

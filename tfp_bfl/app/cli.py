@@ -19,6 +19,7 @@ from tfp_bfl.app.options.command import Grouped, after_options, code_options, co
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.app.options.config_schema import config_schema
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
+from tfp_bfl.app.options.refusals import OF_ONE_PLACE
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, lookup, missing_package
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.code import failure, place_of
@@ -320,7 +321,9 @@ def run_command_line(arguments: Sequence[str]) -> int:
             if name in _SYNONYMS
             else difflib.get_close_matches(name, error.possibilities or (), 1, 0.75)
         )
-        advice = f"did you mean {near[0]!r}?" if near else "--help lists those that there are."
+        of_run = name.lstrip("-").replace("-", "_") in OF_ONE_PLACE
+        where = "it belongs to tfp-bfl run, of data in one place." if of_run else "--help lists those that there are."
+        advice = f"did you mean {near[0]!r}?" if near else where
         return _fail(f"There is no option {name!r}: {advice}", error.exit_code)
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)

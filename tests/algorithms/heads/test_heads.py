@@ -151,7 +151,8 @@ def test_draws_of_gaussian_classes_have_their_means():
     error = drawn.std(0) / np.sqrt(2000)
     assert np.all(np.abs(drawn.mean(0) - classes.plug_in(fit)) < 5 * error)
     precision = float(fit.degrees) * np.linalg.inv(fit.factor @ tf.transpose(fit.factor))
-    variance = np.diag(precision) / np.asarray(fit.kappas)[:, np.newaxis]  # Of Sigma^-1 mu around Sigma^-1 mean.
+    each = np.diag(precision) / np.asarray(fit.kappas)[:, np.newaxis]  # Of Sigma^-1 mu around Sigma^-1 mean.
+    variance = each * (1 - 2 / CLASSES) + each.mean(0) / CLASSES  # Less the mean of the classes.
     assert np.all(0.8 * variance < kernel.numpy().var(0).T)
 
 
@@ -183,11 +184,11 @@ def test_softmax_ends_at_the_mode():
     assert float(found.state.step.search.distance) < 1e-4 and not found.warnings
 
 
-def softmax_sums(at, basis):
+def softmax_sums(at, basis, x=FEATURES, y=LABELS, classes=CLASSES):
     """The gradient and the Fisher information of all examples at weights V of a basis."""
-    x = np.c_[FEATURES, np.ones(120)]
+    x = np.c_[x, np.ones(len(x))]
     p = special.softmax(x @ (basis.vectors @ at), axis=1)
-    return x.T @ (p - np.eye(CLASSES)[LABELS]), np.diag(p.sum(0)) - p.T @ p
+    return x.T @ (p - np.eye(classes)[y]), np.diag(p.sum(0)) - p.T @ p
 
 
 def test_the_first_step_of_softmax_is_that_of_Newton_from_zero():
@@ -220,6 +221,17 @@ def test_softmax_ends_at_the_maximum_of_the_marginal_likelihood_of_its_prior():
     ).x.reshape(-1, CLASSES)
     kernel = wanted[:-1] / FEATURES.std(0)[:, np.newaxis]
     np.testing.assert_allclose((search.basis.vectors @ search.mode)[:-1], kernel, atol=1e-5)
+
+
+def test_the_prior_of_many_classes_stays_wide_where_most_rows_are_predicted_well():
+    """The quadratic model of the first steps, of little curvature, has its largest evidence at the prior stddev 0."""
+    rng, number = np.random.default_rng(0), 100
+    y = rng.integers(number, size=3000)
+    x = rng.normal(size=(3000, 64)) + rng.normal(size=(number, 64))[y]
+    search = softmax.begin(softmax.empty(65, number), sums_of(x, y, number), None)
+    for _ in range(4):
+        search = softmax.advance(search, *softmax_sums(search.mode, search.basis, x, y, number), None)
+        assert 0.1 < float(search.precision) ** -0.5 < 1
 
 
 def test_softmax_states_that_it_is_far_from_the_mode():
@@ -319,7 +331,7 @@ def test_posterior_is_calibrated_under_its_prior(head):
             y = np.arange(12) % 2
             x = means[y] + rng.multivariate_normal(np.zeros(2), sigma, size=12)
             kernel = classes.draws(classes.fit_gaussian(sums_of(x, y, 2), prior), tf.constant([k, 1]), 19).values[0]
-            truth = np.linalg.solve(sigma, means.T)
+            truth = np.linalg.solve(sigma, (means - means.mean(0)).T)
         else:
             x, t = rng.normal(size=(12, 2)), 0.8
             truth, noise = t * rng.normal(size=(2, 2)), 0.25

@@ -7,14 +7,15 @@ import pytest
 import tensorflow as tf
 from scipy import optimize, stats
 
-from tfp_bfl import training
+from tfp_bfl import algorithms, models, training
 from tfp_bfl.algorithms.heads import coding, posterior, private
 from tfp_bfl.algorithms.heads.sums import TEMPERATURES, ClassSums, empty_sums, repaired
 from tfp_bfl.app.one_run.records import passes_of
-from tfp_bfl.data import label_skew
+from tfp_bfl.data import ClientExamples, label_skew
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior.kronecker import symmetric
 from tfp_bfl.privacy import composed_epsilon, example_steps
+from tfp_bfl.weights import ServerMessage
 
 from .test_heads import CLASSES, FEATURES, LABELS, SIZE, SOURCE, double, run, sums_of
 
@@ -147,3 +148,44 @@ def test_no_noise_and_a_wide_norm_change_nothing_and_much_noise_leaves_finite_he
         np.all(np.isfinite(noisy.model(FEATURES).numpy()))
         and float(tf.reduce_min(noisy.state.step.features.counts)) >= 0
     )
+
+
+def largest_array(samples, function, *arguments):
+    """The bytes of the largest array in the graphs of a function, and its operation, with 256 rows in a batch.
+
+    The number of samples, of a shape [S, F + 1, C], is not known in a graph: of weights and of their logits.
+    """
+    graph = tf.function(function, autograph=False).get_concrete_function(*arguments).graph.as_graph_def(add_shapes=True)
+    sizes = set()
+    for node in (*graph.node, *(node for each in graph.library.function for node in each.node_def)):
+        width = max((tf.as_dtype(x.type).size for x in node.attr.values() if x.type), default=0)
+        for shape in node.attr["_output_shapes"].list.shape:
+            dims = [x.size for x in shape.dim]
+            if dims[:2] == [-1, -1] or dims == [-1, *samples[1:]]:
+                dims[0] = samples[0]
+            dims = [256 if x < 0 else x for x in dims]
+            sizes.add((width * int(np.prod(dims)), node.op))
+    return max(sizes)
+
+
+@pytest.mark.parametrize("head", ["gaussian", "ridge", "softmax"])
+def test_no_array_has_a_matrix_of_features_for_each_class_or_example(head):
+    """At most the 16 samples of the weights, of 512 features and 200 classes, in float32: 6.6 MB."""
+    size, number, rows = 512, 200, 400
+    samples = [16, size + 1, number]
+    most = 4 * int(np.prod(samples))
+    assert most < min(number * size**2 * 8, rows * number * size * 4) / 20
+    network = models.linear("deterministic", input_shape=(size,), num_classes=number)
+    process = algorithms.head(network, head=head, seed=0)
+    seed, weights = tf.constant([0, 0]), process.get_model_weights(process.initialize())
+    work, step = process.client_work.build(), process.server_step
+    examples = ClientExamples(np.zeros(rows, np.int32), np.zeros([rows, size], np.float32), np.zeros(rows, np.int32))
+    state = step.initialize(weights)
+    pooled = tf.nest.map_structure(tf.zeros_like, empty_sums(size, number, head == "softmax"))
+    pooled = pooled._replace(features=state.features)
+    message = ServerMessage(weights, tf.constant(0), step.send(state, weights))
+    for found in (
+        largest_array(samples, lambda sent, given: work(sent, given, seed), message, examples),
+        largest_array(samples, lambda *given: step.next(*given, seed), state, weights, pooled),
+    ):
+        assert size**2 * 8 <= found[0] <= most, found

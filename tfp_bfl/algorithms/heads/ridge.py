@@ -8,6 +8,9 @@ from tfp_bfl.algorithms.heads.sums import ClassSums, with_intercept
 from tfp_bfl.algorithms.laplace.evidence import fit_regression
 from tfp_bfl.posterior.kronecker import eigh, symmetric
 
+# Of one-hot labels: fewer rows than features often fit them exactly, and logits f / s^2 would grow without bound.
+SMALLEST_NOISE_STDDEV = 0.05
+
 
 class Ridge(NamedTuple):
     """The posterior of W [F, C] and the intercept b in y = x^T W + b + e, e ~ N(0, s^2 I), in float64.
@@ -38,7 +41,8 @@ def fit_ridge(sums: ClassSums, stddev: float | None = None) -> Ridge:
     W = (X^T X + s^2 / t^2)^-1 X^T Y,   Cov(vec W) = s^2 (X^T X + s^2 / t^2)^-1 (x) I_C
 
     with X and Y centred: the intercept has a flat prior. Without `stddev` = t, t and s maximise the marginal
-    likelihood of the labels; with it, s does. `penalty` = 0 is the limit of a wide prior.
+    likelihood of the labels; with it, s does. s is at least `SMALLEST_NOISE_STDDEV`. `penalty` = 0 is the limit of a
+    wide prior.
 
     Source: Bishop 2006, section 3.5; MacKay 1992.
     """
@@ -51,7 +55,9 @@ def fit_ridge(sums: ClassSums, stddev: float | None = None) -> Ridge:
     along = tf.matmul(vectors, cross, transpose_a=True)
     squares, free = number - tf.reduce_sum(counts * shares), (number - 1) * classes
     explained = tf.reduce_sum(tf.square(along), 1)
-    a, noise_precision, evidence = fit_regression(values, explained, squares, free, (stddev, None), classes)
+    fit = lambda noise: fit_regression(values, explained, squares, free, (stddev, noise), classes)
+    fitted, most = fit(None), SMALLEST_NOISE_STDDEV**-2
+    a, noise_precision, evidence = tf.cond(fitted[1] > most, lambda: fit(SMALLEST_NOISE_STDDEV), lambda: fitted)
     noise, penalty = 1 / noise_precision, a / noise_precision
     kernel = vectors @ (along / (values + penalty)[:, tf.newaxis])
     mean = tf.concat([kernel, (shares - tf.linalg.matvec(kernel, centre, transpose_a=True))[tf.newaxis]], 0)

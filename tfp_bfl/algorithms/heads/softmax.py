@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.algorithms.heads.sums import ClassSums, with_intercept
-from tfp_bfl.algorithms.laplace.evidence import fitted_precision
+from tfp_bfl.algorithms.heads.sums import ClassSums, varying, with_intercept
+from tfp_bfl.algorithms.laplace.evidence import LARGEST_STDDEV, SMALLEST_STDDEV, fitted_precision
 from tfp_bfl.posterior.kronecker import eigh, symmetric
 
 # Earlier gradients that a step combines, and the factor of the curvature in a step.
@@ -31,7 +31,7 @@ def basis_of(sums: ClassSums) -> Basis:
     centre = tf.reduce_sum(sums.totals, 0) / number
     scatter = symmetric(sums.gram) - number * centre[:, tf.newaxis] * centre
     variance = tf.linalg.diag_part(scatter) / number
-    known = variance > 1e-12 * (tf.reduce_mean(variance) + tf.square(centre))
+    known = varying(variance, centre)
     scale = tf.where(known, tf.math.rsqrt(tf.where(known, variance, 1.0)), 1.0)
     values, vectors = eigh(scatter * scale * scale[:, tf.newaxis])
     return Basis(with_intercept(vectors * scale[:, tf.newaxis], centre), tf.concat([values, [number]], 0))
@@ -87,7 +87,7 @@ def begin(search: Search, sums: ClassSums, stddev: float | None) -> Search:
     gradient = tf.reduce_sum(rows, 1, keepdims=True) / num_classes - rows
     fisher = number * (tf.eye(num_classes, dtype=tf.float64) - 1 / num_classes) / num_classes
     search = search._replace(basis=basis, slope=tf.matmul(basis.vectors, gradient, True), fisher=fisher)
-    return _moved(search, tf.constant(True), stddev, 1.0)
+    return _moved(search, tf.constant(True), stddev, is_first=True)
 
 
 def advance(search: Search, gradient: tf.Tensor, fisher: tf.Tensor, stddev: float | None) -> Search:
@@ -113,17 +113,27 @@ def advance(search: Search, gradient: tf.Tensor, fisher: tf.Tensor, stddev: floa
         slope=tf.where(shorter, slope, search.slope),
         fisher=tf.where(shorter, fisher, search.fisher),
     )
-    return _moved(search, shorter, stddev, _DAMPING)
+    return _moved(search, shorter, stddev)
 
 
-def _moved(search: Search, accelerates: tf.Tensor, stddev: float | None, damping: float) -> Search:
-    """Return the search after a step from its best weights; the prior precision is fitted unless `stddev` is given."""
+def _moved(search: Search, accelerates: tf.Tensor, stddev: float | None, is_first: bool = False) -> Search:
+    """Return the search after a step from its best weights; the prior precision is fitted unless `stddev` is given.
+
+    The first step has the maximum a of the marginal likelihood, each later one a step of MacKay's iteration for it,
+    a <- sum_d h_d / (h_d + a) / |V|^2: where most rows are predicted well, h and the maximum are far too small.
+    """
     columns, curvatures = shared_curvature(search.basis, search.fisher)
     best, slope = search.best @ columns, search.slope @ columns
-    at = lambda a: (curvatures * best - slope) / (curvatures + a)  # The mode of the quadratic model.
-    fit = lambda: fitted_precision(curvatures, lambda a: tf.reduce_sum(tf.square(at(a))))
-    a = fit() if stddev is None else tf.constant(stddev**-2.0, tf.float64)
-    slope, scale = slope + a * best, damping * curvatures + a
+    # Of the mode of the quadratic model.
+    square = lambda a: tf.reduce_sum(tf.square((curvatures * best - slope) / (curvatures + a)))
+    if stddev is not None:
+        a = tf.constant(stddev**-2.0, tf.float64)
+    elif is_first:
+        a = fitted_precision(curvatures, square)
+    else:
+        a = tf.reduce_sum(curvatures / (curvatures + search.precision)) / square(search.precision)
+        a = tf.clip_by_value(a, LARGEST_STDDEV**-2, SMALLEST_STDDEV**-2)
+    slope, scale = slope + a * best, (1.0 if is_first else _DAMPING) * curvatures + a
     points = search.points @ columns
     slopes = search.slopes @ columns + a * points
     lengths = tf.sqrt(tf.reduce_sum(tf.square(slopes) / scale, [1, 2]))

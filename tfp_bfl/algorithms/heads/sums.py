@@ -110,6 +110,11 @@ def repaired(sums: ClassSums, clip_norm: float | None = None) -> ClassSums:
     return ClassSums(counts, totals, gram)
 
 
+def varying(variance: tf.Tensor, centre: tf.Tensor) -> tf.Tensor:
+    """Return which features are not constant, up to rounding, of their variances and means [F]."""
+    return variance > 1e-12 * (tf.reduce_mean(variance) + tf.square(centre))
+
+
 def with_intercept(vectors: tf.Tensor, centre: tf.Tensor) -> tf.Tensor:
     """Return directions of the weights on centred features [F, P] as those on raw ones, with the bias as the last row
     and direction [F + 1, P + 1].

@@ -119,10 +119,12 @@ def _added(sums: HeadSums, rows: tuple[tf.Tensor, ...], at: HeadMessage, first: 
     of_weights = sums.gradient, sums.fisher
     of_weights = tf.cond(first, lambda: of_weights, with_gradient) if gradients else of_weights
     # In the first round no loss is read but that of the training metrics: one sample, as all are equal.
-    drawn = tf.cast(tf.cond(first, lambda: at.samples[:1], lambda: at.samples), tf.float64)
-    logits = tf.einsum("bf,sfc->bsc", tf.boolean_mask(x, held), drawn[:, :-1]) + drawn[:, -1]
-    truth = tf.reduce_sum(logits * tf.boolean_mask(onehot, held)[:, tf.newaxis, :], 2)
-    log_p = lambda heat: tf.reduce_logsumexp(truth / heat - tf.reduce_logsumexp(logits / heat, 2), 1)
+    drawn = tf.cond(first, lambda: at.samples[:1], lambda: at.samples)
+    # In float32, as the model predicts: a copy of the samples in float64 would be the largest array of the client.
+    given = tf.boolean_mask(tf.concat([x, tf.ones_like(x[:, :1])], 1), held)
+    logits = tf.cast(tf.matmul(tf.cast(given, tf.float32), drawn), tf.float64)
+    truth = tf.reduce_sum(logits * tf.boolean_mask(onehot, held), 2)
+    log_p = lambda heat: tf.reduce_logsumexp(truth / heat - tf.reduce_logsumexp(logits / heat, 2), 0)
     num_drawn = tf.cast(tf.shape(drawn)[0], tf.float64)
     nll = tf.map_fn(lambda heat: -tf.reduce_sum(log_p(heat) - tf.math.log(num_drawn)), tf.constant(TEMPERATURES))
     number = tf.math.count_nonzero(held[tf.newaxis], 1, dtype=tf.float64)
