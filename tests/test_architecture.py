@@ -77,7 +77,13 @@ REFUSES = ("tfp_bfl.app.one_run.run", "tfp_bfl.bench.runs", "tfp_bfl.bench.sweep
 # What fits and reports linear models.
 STATISTICS = ("tfp_bfl.glm.fitting", "tfp_bfl.glm.report", "tfp_bfl.plots.forest", "tfp_bfl.plots.page")
 TENSORFLOW = {"tensorflow", "tensorflow_probability", "tensorflow_federated"}
-FOR_EVERYONE = {"defaults", "display", "errors", "faces", "files", "keras", "labels", "logs", "named", "keywords", "tensors"}
+FOR_EVERYONE = {"defaults", "display", "errors", "faces", "files", "keras"} | {
+    "labels",
+    "logs",
+    "named",
+    "keywords",
+    "tensors",
+}
 ONLY_IMPORTER_OF_TFF = "tfp_bfl.engines.tff"
 ENGINES = (
     *("federated/local.py", "federated/compiled.py", "engines/ray/cluster.py", "sites/party.py"),

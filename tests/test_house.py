@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 EDGES = ("glm", "sites", "bench")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
-    "core lines": (48_530, 38_000),
+    "core lines": (48_560, 38_000),
     "edge lines": (14_770, 11_500),
-    "test lines": (60_210, 48_000),
+    "test lines": (60_580, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),
@@ -26,7 +26,7 @@ BOUNDS = {
     "largest number of own base classes": (5, 5),
     "files that declare local_epochs": (4, 4),
     "files that declare prior_stddev": (12, 12),
-    "public names": (460, 420),
+    "public names": (459, 420),
 }
 
 
