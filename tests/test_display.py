@@ -42,6 +42,13 @@ def test_a_posterior_in_a_graph_shows_its_size_without_new_operations():
         assert repr(q) == "MeanField\n  weights  6" and len(graph.get_operations()) == before
 
 
+def test_a_posterior_of_unknown_shapes_or_of_no_tensors_shows_itself():
+    with tf.Graph().as_default():
+        unknown = tf.compat.v1.placeholder(tf.float32, [None, 2])
+        assert repr(MeanField(unknown, unknown)) == "MeanField"
+    assert repr(MeanField("mean", None)) == "MeanField" and repr(MeanField((), ())) == "MeanField\n  weights  0"
+
+
 def test_texts_are_escaped_in_notebooks_and_facts_without_text_are_left_out():
     @shows(lambda x: {"a name": "<b>", "nothing": None, "empty": "", "none of them": 0})
     class Own: ...

@@ -17,7 +17,7 @@ EDGES = ("glm", "sites", "bench")
 BOUNDS = {
     "core lines": (48_560, 38_000),
     "edge lines": (14_770, 11_500),
-    "test lines": (60_580, 48_000),
+    "test lines": (60_590, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),

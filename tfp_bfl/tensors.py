@@ -18,6 +18,12 @@ TensorTree: TypeAlias = Array | float | tuple["TensorTree", ...] | list["TensorT
 _for_xla: contextvars.ContextVar[tuple[bool, bool]] = contextvars.ContextVar("for_xla", default=(False, False))
 
 
+def size_of(tensors: object) -> int | None:
+    """Return how many numbers a structure holds; None if a shape is not known."""
+    sizes = [tf.TensorShape(getattr(x, "shape", None)).num_elements() for x in tf.nest.flatten(tensors)]
+    return None if None in sizes else sum(sizes)
+
+
 @contextlib.contextmanager
 def traced_for_xla(xla: bool = True, padded: bool = False) -> Iterator[None]:
     """Mark the functions that are traced inside the block as compiled by XLA, or not.

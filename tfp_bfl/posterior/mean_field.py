@@ -1,6 +1,5 @@
 """The mean-field Gaussian: every weight independent, q(w) = prod_d N(w_d; mean_d, variance_d)."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -8,15 +7,15 @@ import tensorflow as tf
 
 from tfp_bfl.display import shows
 from tfp_bfl.errors import InvalidArgument, check_count
-from tfp_bfl.tensors import Scalar, is_traced_for_xla
+from tfp_bfl.tensors import Scalar, is_traced_for_xla, size_of
 
 
 def _facts(q: "MeanField") -> dict[str, object]:
-    sizes = [math.prod(x.shape) for x in tf.nest.flatten(q.mean)]
-    if not tf.executing_eagerly() or not sizes:
-        return {"weights": sum(sizes)}
+    size = size_of(q.mean)
+    if not tf.executing_eagerly() or not size or not size_of(q.variance):
+        return {"weights": size}
     named = zip(("5 %", "50 %", "95 %"), spread(q)[:3])
-    return {"weights": sum(sizes), "standard deviations": {name: float(x) for name, x in named}}
+    return {"weights": size, "standard deviations": {name: float(x) for name, x in named}}
 
 
 @shows(_facts)

@@ -1,6 +1,5 @@
 """The mapping between a Keras model's variables and what a federated round carries."""
 
-import math
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from tfp_bfl.display import shows
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers.gaussian import VariationalWeight
 from tfp_bfl.posterior import MeanField, marginals
+from tfp_bfl.tensors import size_of
 from tfp_bfl.weights.frozen import frozen_layers, frozen_variables
 
 
@@ -36,12 +36,11 @@ def check_keras_2(model: Any) -> None:
 
 
 def _facts(weights: "ModelWeights") -> dict[str, object]:
-    kind, (posterior, point, moments) = type(weights.posterior).__name__, map(_size, weights)
-    return {"posterior": f"{kind} of {posterior:,} numbers", "point weights": point, "moments of BatchNorm": moments}
-
-
-def _size(tensors: object) -> int:
-    return sum(math.prod(x.shape) for x in tf.nest.flatten(tensors))
+    posterior, point, moments = map(size_of, weights)
+    return {
+        "posterior": f"{type(weights.posterior).__name__} of {posterior or 'no'} numbers",
+        **{"point weights": point, "moments of BatchNorm": moments},
+    }
 
 
 @shows(_facts)

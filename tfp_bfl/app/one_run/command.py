@@ -137,7 +137,7 @@ def export_model(run: str, path: str, tflite: bool, client: int | None, code: di
     "--max-uncertainty",
     type=float,
     metavar="LIMIT",
-    help="Abstention threshold on the entropy (0 to 1), or on the sd in regression.",
+    help="Abstention threshold on the entropy (0 to 1), or what the calibration uses; on the sd in regression.",
 )
 @click.option(
     "--separator", metavar="TEXT", help="Column separator of .csv files; default: the separator of the header."
