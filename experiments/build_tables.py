@@ -38,6 +38,7 @@ STUDIES: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
         ("", ("--table", "server_steps", "--table", "popularity_of_writers", "--characters", "mnist_writers")),
         ("", ("--table", "rate_trials", "--table", "chosen_rates")),
     ),
+    "heads": WHOLE,
     "limits": WHOLE,
     "metavd": WHOLE,
     "privacy": WHOLE,

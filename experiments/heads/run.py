@@ -1,4 +1,4 @@
-"""Run the study: `python -m experiments.heads.run FEATURES.npz`.
+"""Run the study: `python -m experiments.heads.run --missing --features FEATURES.npz`.
 
 FEATURES.npz holds xtr, ytr, xte, yte and xood: features and labels of training and test images, and features of images
 of another dataset. The first half of the test rows tunes FedAvg and its temperature, the second half is scored.
@@ -6,10 +6,10 @@ of another dataset. The first half of the test rows tunes FedAvg and its tempera
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import pathlib
-import time
 from typing import Any
 
 import click
@@ -18,8 +18,8 @@ from scipy.special import log_softmax, softmax
 from sklearn.metrics import roc_auc_score
 
 import tfp_bfl as bfl
+from experiments.cells import Study, study_options, write_summary
 from experiments.heads.config import CLASSES_PER_CLIENT, CLIENTS, DIFFERENCES, EVERY, FEDAVG, NUM_SAMPLES
-from experiments.records import keep_records, read_records
 from experiments.tables import less, mean_and_sd, write
 
 HERE = pathlib.Path(__file__).parent
@@ -147,7 +147,7 @@ def rows_of(records: dict[str, Any], score: str) -> dict[tuple[str, int], dict[i
     """Return (row, rounds) -> seed -> a score; seed 0 for cells without one."""
     found: dict[tuple[str, int], dict[int, float]] = {}
     for name, record in records.items():
-        for rounds, scores in record["scores"].items():
+        for rounds, scores in record.get("scores", {}).items():
             if score in (scores if isinstance(scores, dict) else ()):
                 key = name.split(", seed=")[0], int(rounds.split("=")[1])
                 found.setdefault(key, {})[record["options"].get("seed", 0)] = scores[score]
@@ -174,28 +174,33 @@ def tables(records: dict[str, Any]) -> tuple[list[list[str]], list[list[str]]]:
     return first, second
 
 
-@click.command()
-@click.argument("features", type=click.Path(exists=True, path_type=pathlib.Path))
-@click.option("--only", default="", help="Part of the names of the cells to run.")
-def main(features: pathlib.Path, only: str) -> None:
-    """Run the cells that have no record, and write the tables."""
+def read(features: pathlib.Path) -> Data:
+    """Read the file of features; the first half of the test rows are those of validation."""
     arrays = np.load(features)
     half = len(arrays["yte"]) // 2
     data = {"xtr": np.float32(arrays["xtr"]), "ytr": np.int32(arrays["ytr"]), "xood": np.float32(arrays["xood"])}
     data |= {"xval": np.float32(arrays["xte"][:half]), "yval": arrays["yte"][:half]}
-    data |= {"x": np.float32(arrays["xte"][half:]), "y": np.int32(arrays["yte"][half:])}
-    kinds = {"fed_avg": fed_avg, "frequencies": frequencies}
-    for name, options in EVERY.items():
-        if only in name and name not in read_records(HERE / "results"):
-            started = time.perf_counter()
-            run = pooled if options.get("pooled") else alone if options.get("alone") else head
-            scores = kinds.get(options["head"], run)(data, options)
-            record = {"scores": scores, "seconds": time.perf_counter() - started}
-            keep_records(HERE / "results", {name: record}, EVERY)
-            click.echo(f"{name}: {scores}")
-    records = keep_records(HERE / "results", {}, EVERY)
-    for rows, name in zip(tables(records), ("scores", "differences")):
-        write(rows, HERE / "results" / name)
+    return data | {"x": np.float32(arrays["xte"][half:]), "y": np.int32(arrays["yte"][half:])}
+
+
+def run_cell(features: pathlib.Path, folder: pathlib.Path, options: dict[str, Any]) -> None:
+    """Run a cell and write its summary; of one that fails, why."""
+    run = pooled if options.get("pooled") else alone if options.get("alone") else head
+    of_kind = {"fed_avg": fed_avg, "frequencies": frequencies}.get(options["head"], run)
+    write_summary(folder, options, lambda: {"scores": of_kind(read(features), options)})
+
+
+@click.command()
+@study_options("heads", HERE / "results")
+@click.option("--features", type=click.Path(exists=True, path_type=pathlib.Path), help="The file of features.")
+def main(study: Study, features: pathlib.Path | None) -> None:
+    """Run the cells that are not done, and write the tables."""
+    if features is None and not (study.listed or study.tables_only):
+        raise click.UsageError("Give the file of features by --features FEATURES.npz, or --tables or --list.")
+    study.run(EVERY, functools.partial(run_cell, features), lambda summary: str(summary.get("scores", summary)))
+    if not study.listed:
+        for rows, name in zip(tables(study.records(EVERY)), ("scores", "differences")):
+            write(rows, study.results / name)
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def test_the_measurement_finds_faults(tmp_path):
     style = "td { width: 22px; overflow-wrap: anywhere; } table { table-layout: fixed; width: 22px; }"
     table = f"<style>{style}</style><main><table><tr>{{}}</table></main>"
     cut = '<td style="white-space: nowrap; overflow-wrap: normal">algorithm=x</td>'
-    content = {"broken": table.format("<td>Balanced</td>"), "cut": table.format(cut)}
+    content = {"broken": table.replace("{}", "<td>Balanced</td>"), "cut": table.replace("{}", cut)}
     content["wide"] = '<main><div style="overflow: auto"><p style="width: 2000px">x</p></div></main>'
     pages = [tmp_path / f"{name}.html" for name in content]
     for path, text in zip(pages, content.values()):

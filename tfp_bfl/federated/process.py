@@ -111,6 +111,9 @@ class BayesianProcess:
         if name not in self.description.get("weighting", ""):  # Client work may have another one.
             self.description["weighting"] = name
         self.settings = {"rule": rule.name, "weighting": name, **options_of(model), **dict(client_work.settings)}
+        # Options first: a checkpoint's refusal names the first difference, and others follow from an option.
+        options_first = sorted(self.description, key=lambda x: x not in self.settings)
+        self.description = {name: self.description[name] for name in options_first}
 
     @functools.cached_property
     def local(self) -> LocalEngine:
