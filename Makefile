@@ -66,9 +66,9 @@ $(DEPLOYMENT)/.installed: requirements/deployment.lock setup.cfg pyproject.toml
 	$(DEPLOYMENT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Builds the tables first: docs/_extensions/tables.py.
+# Builds the tables first: docs/_extensions/tables.py. A failed build is repeated whole: unchanged pages are not warned about twice.
 docs: $(INSTALLED)
-	$(BIN)/python -m sphinx -c docs -b html -j 2 -q -W --keep-going . build/docs
+	$(BIN)/python -m sphinx -c docs -b html -j 2 -q -W --keep-going . build/docs || { rm -rf build/docs/.doctrees; exit 1; }
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
