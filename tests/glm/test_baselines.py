@@ -153,3 +153,10 @@ def test_images_have_no_linear_model():
 def test_one_class_alone_at_the_clients_is_no_failure():
     train, test = split(np.where(np.arange(300) < 200, 0, CLASSES), class_names=("no", "yes"))
     assert pipeline.baselines(train.partition(bfl.data.iid(5), seed=0), test)[0].metrics["test_nll"] > 0
+
+
+def test_client_intercepts_of_three_classes_are_among_the_baselines():
+    own = np.random.default_rng(1).gumbel(size=(300, 3)) + np.outer(OF_SITES, [1, 0, -1])
+    train, test = of_sites(np.argmax(own, 1), class_names=("x", "y", "z"))
+    found = {one.name: one.metrics["test_nll"] for one in pipeline.baselines(train.clients, test)}
+    assert found["linear model with client intercepts"] < found["linear model"]

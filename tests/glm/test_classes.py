@@ -78,6 +78,32 @@ def test_federated_is_pooled_and_the_order_of_classes_changes_nothing():
         np.testing.assert_allclose(heads.predict(x, client), turned.predict(x, client)[:, ::-1], atol=2e-3)
 
 
+def test_a_client_that_left_and_joined_again_changes_nothing_and_one_step_without_it_is_near_a_new_fit():
+    pairs, names = federation(4, clients=12, most=60), ["a", "b", "c", "d"]
+    options = {"prior_stddev": 1.3, "classes": names}
+    fitted = glm.fit(pairs, "multinomial", **options)
+    left = glm.revise(fitted, remove=pairs[:1])
+    back = glm.revise(left.posterior, add=pairs[:1]).posterior
+    np.testing.assert_allclose(back.mean, fitted.mean, rtol=1e-6)
+    np.testing.assert_allclose(back.covariance, fitted.covariance, rtol=1e-6, atol=1e-12)
+    anew = glm.fit(pairs[1:], "multinomial", **options)
+    assert left.posterior.names == anew.names and left.posterior.count == anew.count and left.moved > 0.1
+    off = np.abs(left.posterior.mean - anew.mean) / anew.stddev
+    assert np.max(off) < left.moved**2 / np.sqrt(anew.events) < np.max(np.abs(fitted.mean - anew.mean) / anew.stddev)
+    refuses("A row has the class 4, but there are 4", lambda: glm.revise(fitted, add=[(np.ones((2, 2)), [0, 4])]))
+
+
+def test_one_message_of_two_classes_is_that_of_the_binomial_model_and_of_one_client_exact():
+    pairs = federation(2, clients=4, most=60)
+    two, many = (glm.one_message(pairs, family, prior_stddev=1.3) for family in ("bernoulli", "multinomial"))
+    np.testing.assert_allclose(many.posterior.mean, two.posterior.mean, rtol=1e-6)
+    np.testing.assert_allclose(many.distance, two.distance, rtol=1e-5)
+    whole = [tuple(np.concatenate(parts) for parts in zip(*federation(4)))]
+    alone = glm.one_message(whole, "multinomial", prior_stddev=1.3, classes=["a", "b", "c", "d"])
+    np.testing.assert_allclose(alone.distance, 0, atol=1e-6)
+    assert alone.posterior.names == alone.clients[0].names and alone.posterior.names[0] == "(intercept): b"
+
+
 def test_heads_of_secure_sums_are_the_same():
     pairs = federation(3)
     plain, secure = (glm.fit_hierarchical(pairs, "multinomial", prior_stddev=1.3, secure_sums=x) for x in (False, True))
@@ -178,7 +204,6 @@ def test_unusual_clients_are_answered():
 def test_bad_input_is_one_sentence(options, message):
     refuses(message, lambda: glm.fit_hierarchical(federation(3, clients=4), "multinomial", **options))
     refuses("classes is for the family", lambda: glm.fit(federation(2), "bernoulli", classes=["a", "b"]))
-    refuses("families with one linear predictor", lambda: glm.one_message(federation(3), "multinomial"))
 
 
 def simulated(seed, classes=5, clients=40, between=0.8):

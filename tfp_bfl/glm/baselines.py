@@ -23,6 +23,8 @@ _MOST_COLUMNS, _MOST_CLIENTS = 200, 2500
 # With more clients 40 features take minutes.
 _NUM_FEATURES, _MOST_WITH_FEATURES = 40, 500
 _MOST_STEPS = 500
+# Coefficients of more than two classes; the information has the square of this number.
+_MOST_OF_CLASSES = 200
 # Restricted maximum likelihood takes twice the time, and with more clients hardly differs.
 _FEW_CLIENTS = 100
 
@@ -67,12 +69,22 @@ def _hierarchical(
 ) -> bfl.evaluation.Baseline | None:
     """Score the linear model with an intercept for each client; None where the rows do not name the clients."""
     names = names_in(clients)
-    if test.num_classes > 2 or not names or test.owners is None or len(names) > most_clients:
+    if not names or test.owners is None or len(names) > most_clients:
         return None
     restricted = None if len(names) <= _FEW_CLIENTS else False
+    classes = [str(c) for c in range(test.num_classes)] if test.num_classes > 2 else None
+    if classes and (test.features.shape[1] + 1) * (test.num_classes - 1) > _MOST_OF_CLASSES:
+        return None
     fitted = bfl.glm.fit_hierarchical(
-        *_given(clients, test), features=features, prior_stddev=prior, restricted=restricted
+        *_given(clients, test), features=features, prior_stddev=prior, restricted=restricted, classes=classes
     )
+    if classes:
+        probabilities = fitted.predict(test.features.astype(np.float64))
+        for k, owner in enumerate(names):
+            own = np.flatnonzero(test.owners == owner)
+            if len(own):
+                probabilities[own] = fitted.predict(test.features[own].astype(np.float64), k)
+        return of_classes(name, probabilities, test.labels)
     centre, stddev = fitted.linear_predictor(columns := test.features.astype(np.float64))
     for k, owner in enumerate(names):
         own = np.flatnonzero(test.owners == owner)
@@ -82,7 +94,9 @@ def _hierarchical(
 
 
 def _with_features(clients: bfl.data.Clients, test: bfl.data.Source) -> bfl.evaluation.Baseline | None:
-    """Score the model with random features too, on the columns of the table."""
+    """Score the model with random features too, on the columns of the table; None for more than two classes."""
+    if test.num_classes > 2:
+        return None
     return _hierarchical(clients, test, FEATURES, _MOST_WITH_FEATURES, "fitted", f"random:{_NUM_FEATURES}")
 
 
@@ -90,7 +104,8 @@ def _given(clients: bfl.data.Clients, test: bfl.data.Source) -> tuple[list[tuple
     """Return the rows of each client, as standardised, and the family of the outcome."""
     examples = (clients.examples(k) for k in range(clients.num_clients))
     rows = [(each.features.astype(np.float64), each.labels.astype(np.float64)) for each in examples]
-    return rows, "bernoulli" if test.target is None else "gaussian"
+    of_classes = "multinomial" if test.num_classes > 2 else "bernoulli"
+    return rows, of_classes if test.target is None else "gaussian"
 
 
 def _scored(

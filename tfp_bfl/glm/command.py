@@ -198,9 +198,11 @@ def _check_output(output: str, option: str = "--output") -> None:
 
 def _check_options(family: str, given: dict[str, Any]) -> None:
     for option in ("random", "one_message"):
-        if given[option] and family in ("cox", *["multinomial"] * (option == "one_message")):
+        if given[option] and family == "cox":
             option = option.replace("_", "-")
-            raise InvalidArgument(f"--{option} is for gaussian, bernoulli and poisson, but the family is {family}.")
+            raise InvalidArgument(
+                f"--{option} is for gaussian, bernoulli, poisson and multinomial, but the family is cox."
+            )
     if given["stratified"] and (given["random"] or family != "cox"):
         raise InvalidArgument("--stratified is for the family cox: leave it out.")
     if given["predict"] and not given["output"]:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from tfp_bfl.glm.checks import check_resolution, few_events, misfit
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums, check_columns
 from tfp_bfl.glm.hierarchical import Hierarchical, add_effects, layout_of, own_effect
-from tfp_bfl.glm.multinomial import FAMILY, check_size, effects_in_classes, in_classes, with_classes
+from tfp_bfl.glm.multinomial import check_size, effects_in_classes, in_classes, with_classes
 from tfp_bfl.glm.newton import expand, gaussian_of_sums, inverse, maximise, residual_sum, solve
 from tfp_bfl.glm.posterior import Model, Posterior
 from tfp_bfl.glm.priors import FITTED, FLAT, ask_columns, fit_priors
@@ -293,6 +293,7 @@ def one_message(
     names: Sequence[str] | None = None,
     client_names: Sequence[str] | None = None,
     compare: bool = True,
+    classes: Sequence[str] | None = None,
 ) -> OneMessage:
     """Combine the clients' own maxima b_k and information A_k, which each client computes alone and sends once.
 
@@ -302,22 +303,20 @@ def one_message(
     posterior where each client has many rows.
 
     Args:
-      clients, family, prior_stddev, intercept_stddev, exposure, names: as of `fit`; not "cox".
+      clients, family, prior_stddev, intercept_stddev, exposure, names, classes: as of `fit`; not "cox".
       client_names: of the clients, for errors; their numbers if None.
       compare: compute the exact posterior too, and the distance from it; it takes further messages.
 
     Source: Jonker, Pazira & Coolen 2024 (BFI).
     """
     lookup(FAMILIES, family, "family of one message")
-    if family == FAMILY:
-        raise InvalidArgument("One message is for families with one linear predictor, not for 'multinomial'.")
-    priors: dict[str, Any] = {"prior_stddev": prior_stddev, "intercept_stddev": intercept_stddev}
-    table = read(clients, FAMILIES[family], names, exposure)
+    model = Model(family, prior_stddev, intercept_stddev)
+    model.check(exposure)
+    table, federation = _read(clients, model, names, exposure, False, classes)
     own = []
     for number, rows in enumerate(table.clients):
         try:
-            alone, years = [(rows.design[:, 1:], rows.outcome)], None if exposure is None else [np.exp(rows.offset)]
-            own.append(fit(alone, family, **priors, exposure=years, names=table.names[1:]))
+            own.append(_fit(InProcess(table._replace(clients=[rows]), family), model))
         except InvalidArgument as error:
             name = client_names[number] if client_names else number
             raise InvalidArgument(f"Client {name} can't be fitted alone: {error}") from None
@@ -339,7 +338,9 @@ def one_message(
         sums=None,
         sums_at=None,
     )
+    of_classes = lambda one: in_classes(one, table.classes) if table.classes else one
+    posterior, own = of_classes(posterior), list(map(of_classes, own))
     if not compare:
         return OneMessage(posterior, own, None, None)
-    exact = fit(clients, family, **priors, exposure=exposure, names=names)
-    return OneMessage(posterior, own, exact, (mean - exact.mean) / exact.stddev)
+    exact = of_classes(_fit(federation, model))
+    return OneMessage(posterior, own, exact, (posterior.mean - exact.mean) / exact.stddev)

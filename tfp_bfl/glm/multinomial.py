@@ -64,7 +64,7 @@ def check_size(table: DesignRows) -> None:
 
 
 def in_classes(posterior: Posterior, classes: Sequence[str]) -> Posterior:
-    """Return the posterior of the differences from the first class."""
+    """Return the posterior of the differences from the first class; its sums keep the coordinates of the fit."""
     lift = _lift(len(posterior.names), len(classes) - 1)
     columns = posterior.names[:: len(classes) - 1]
     return dataclasses.replace(
@@ -72,8 +72,6 @@ def in_classes(posterior: Posterior, classes: Sequence[str]) -> Posterior:
         names=[f"{name}: {other}" for name in columns for other in classes[1:]],
         mean=lift @ posterior.mean,
         covariance=lift @ posterior.covariance @ lift.T,
-        sums=None,
-        sums_at=None,
         classes=tuple(classes),
     )
 

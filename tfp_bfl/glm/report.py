@@ -340,6 +340,7 @@ def from_json(record: Mapping[str, Any]) -> Posterior:
             sums=Sums.unpack(np.array(record["sums"], np.float64), len(names)) if has_sums else None,
             sums_at=np.array(record["sums_at"], np.float64) if has_sums else None,
             given_dispersion=None if given is None else float(given),
+            classes=tuple(map(str, record.get("classes", ()))),
         )
     except (KeyError, TypeError, ValueError):
         raise InvalidArgument("The record of the fit does not have the form of posterior.json.") from None

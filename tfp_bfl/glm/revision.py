@@ -10,8 +10,9 @@ import numpy as np
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm.checks import few_events, misfit
 from tfp_bfl.glm.families import FAMILIES
+from tfp_bfl.glm.multinomial import in_classes, with_classes
 from tfp_bfl.glm.newton import gaussian_of_sums, inverse, solve
-from tfp_bfl.glm.posterior import Posterior
+from tfp_bfl.glm.posterior import Model, Posterior
 from tfp_bfl.glm.rows import INTERCEPT, Given, read
 from tfp_bfl.glm.sums import Sums, client_sums
 
@@ -63,12 +64,14 @@ def revise(
       True
     """
     parts: list[tuple[Sums, int, int]] = []
-    has_intercept, at = INTERCEPT in posterior.names, posterior.sums_at
+    columns, at = posterior.columns, posterior.sums_at
+    has_intercept = INTERCEPT in columns
     for given, exposure, sign in ((add, add_exposure, 1), (remove, remove_exposure, -1)):
         if at is None or (isinstance(given, Sequence) and not len(given)):
             continue
         family = FAMILIES[posterior.family]
-        table = read(given, family, posterior.names[has_intercept:], exposure, has_intercept)
+        table = read(given, family, columns[has_intercept:], exposure, has_intercept)
+        with_classes(table, given, posterior.classes or None, Model(posterior.family, 1.0))
         own = [client_sums(rows, at, family) for rows in table.clients]
         parts.append((functools.reduce(Sums.add, own), sign, len(own)))
     return revise_by_sums(posterior, parts)
@@ -84,10 +87,10 @@ def revise_by_sums(posterior: Posterior, parts: Sequence[tuple[Sums, int, int]])
             "This posterior has no sums by which clients join and leave: it must come from fit without second_order, "
             "and not be of family 'cox', with sums over risk sets of all clients. Fit anew."
         )
-    sums, clients, is_binary = posterior.sums, posterior.num_clients, posterior.family == "bernoulli"
+    sums, clients, is_share = posterior.sums, posterior.num_clients, posterior.family in ("bernoulli", "multinomial")
     for own, sign, number in parts:
         sums, clients = sums.add(own, sign), clients + sign * number
-    if sums.num_rows < 1 or clients < 1 or not 0 <= sums.num_events <= (sums.num_rows if is_binary else np.inf):
+    if sums.num_rows < 1 or clients < 1 or not 0 <= sums.num_events <= (sums.num_rows if is_share else np.inf):
         raise InvalidArgument(
             f"{posterior.num_clients} clients with {posterior.count} rows and {posterior.events} events are there, and "
             "no more can be removed."
@@ -115,6 +118,7 @@ def revise_by_sums(posterior: Posterior, parts: Sequence[tuple[Sums, int, int]])
         )
     revised = dataclasses.replace(
         posterior,
+        names=[name for name in posterior.columns for _ in range(posterior.num_predictors)],
         mean=mean,
         covariance=inverse(information),
         count=int(sums.num_rows),
@@ -125,4 +129,4 @@ def revise_by_sums(posterior: Posterior, parts: Sequence[tuple[Sums, int, int]])
         sums=sums,
         warnings=warnings,
     )
-    return Revised(revised, moved)
+    return Revised(in_classes(revised, posterior.classes) if posterior.classes else revised, moved)

@@ -234,6 +234,22 @@ def test_the_prior_of_many_classes_stays_wide_where_most_rows_are_predicted_well
         assert 0.1 < float(search.precision) ** -0.5 < 1
 
 
+@pytest.mark.parametrize(("apart", "stddev"), [(0.5, None), (1.0, None), (1.0, 0.3)])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_objective_of_many_classes_falls_in_each_message(apart, stddev, seed):
+    """100 Gaussian classes, 64 features; for the weights before and after a step, by the prior of this step."""
+    rng, number = np.random.default_rng(seed), 100
+    y = rng.integers(number, size=3000)
+    x = rng.normal(0, apart, (number, 64))[y] + rng.normal(size=(3000, 64))
+    search, ones = softmax.begin(softmax.empty(65, number), sums_of(x, y, number), stddev), np.c_[x, np.ones(3000)]
+    log_p = lambda v: special.log_softmax(ones @ (search.basis.vectors @ v), axis=1)[np.arange(3000), y]
+    value = lambda v: float(search.precision) / 2 * np.sum(np.square(v)) - np.sum(log_p(v))
+    for _ in range(5):
+        before = search.mode
+        search = softmax.advance(search, *softmax_sums(before, search.basis, x, y, number), stddev)
+        assert value(search.mode) < value(before)
+
+
 def test_softmax_states_that_it_is_far_from_the_mode():
     _, found = run("softmax", Clients(SOURCE, [np.arange(120)]), 2)
     assert "run more rounds, each with all clients" in found.warnings[0]

@@ -10,6 +10,8 @@ from tfp_bfl.posterior.kronecker import eigh, symmetric
 
 # Earlier gradients that a step combines, and the factor of the curvature in a step.
 _MEMORY, _DAMPING = 5, 1.5
+# Of Boehning's bound: the smallest curvature of a step, and the smallest mean of all that is used at all.
+_LEAST, _LEAST_MEAN = 1 / 28, 1 / 256
 
 
 class Basis(NamedTuple):
@@ -93,11 +95,17 @@ def begin(search: Search, sums: ClassSums, stddev: float | None) -> Search:
 def advance(search: Search, gradient: tf.Tensor, fisher: tf.Tensor, stddev: float | None) -> Search:
     """Return the search after a step by the gradient of the negative log likelihood at its `mode` [F + 1, C].
 
-    V <- V_best - D^-1 (s - Y c) - X c,   D = 3/2 G (x) S + a,   c = argmin |D^-1/2 (s - Y c)|
+    V <- V_best - d,   d = D^-1 (s - Y c) + X c,   D = G (x) max(3/2 S, 1/56) + a,   c = argmin |D^-1/2 (s - Y c)|
 
     with s the gradient of the negative log posterior at V_best and X, Y earlier differences of V and s: Anderson's
-    acceleration. S is the mean Fisher information. If the gradient at `mode` is not shorter than s in the norm of
-    (G / 2 + a)^-1, the step is that of Boehning's bound instead, G / 2 (x) I for the Hessian, which always shortens it.
+    acceleration. S is the mean Fisher information, and max is along its eigenvectors. If the gradient at `mode` is not
+    shorter than s in the norm of A^-1, A = G / 2 (x) I + a, the step is A^-1 s instead, by Boehning's bound A of the
+    Hessian, which always shortens it. If 3/2 tr S is less than 1/256 of the trace of the bound, most rows are
+    predicted well, and S does not stand for the curvature of the others. Then a stays, and the step is
+
+        A^-1 s + r (d - A^-1 s),   r = min(1, |A^-1 s| / (sqrt(2) |d - A^-1 s|)),   |x|^2 = x^T A x
+
+    by which the objective falls by |A^-1 s|^2 / 4 or more.
 
     Source: Walker and Ni 2011, "Anderson acceleration for fixed-point iterations"; Boehning 1992.
     """
@@ -105,6 +113,7 @@ def advance(search: Search, gradient: tf.Tensor, fisher: tf.Tensor, stddev: floa
     bound, a = search.basis.values[:, tf.newaxis] / 2 + search.precision, search.precision
     length = lambda v, of: tf.reduce_sum(tf.square(of + a * v) / bound)
     shorter = length(search.mode, slope) < length(search.best, search.slope)
+    shorter |= ~_is_known(search)
     add = lambda memory, difference: tf.concat([memory[1:], difference[tf.newaxis]], 0)
     search = search._replace(
         points=add(search.points, search.mode - search.best),
@@ -116,13 +125,20 @@ def advance(search: Search, gradient: tf.Tensor, fisher: tf.Tensor, stddev: floa
     return _moved(search, shorter, stddev)
 
 
-def _moved(search: Search, accelerates: tf.Tensor, stddev: float | None, is_first: bool = False) -> Search:
+def _is_known(search: Search) -> tf.Tensor:
+    """Return whether the mean Fisher information stands for the curvature."""
+    bound = search.basis.values[-1] * (search.fisher.shape[0] - 1) / 2
+    return _DAMPING * tf.linalg.trace(search.fisher) >= _LEAST_MEAN * bound
+
+
+def _moved(search: Search, shorter: tf.Tensor, stddev: float | None, is_first: bool = False) -> Search:
     """Return the search after a step from its best weights; the prior precision is fitted unless `stddev` is given.
 
     The first step has the maximum a of the marginal likelihood, each later one a step of MacKay's iteration for it,
     a <- sum_d h_d / (h_d + a) / |V|^2: where most rows are predicted well, h and the maximum are far too small.
     """
     columns, curvatures = shared_curvature(search.basis, search.fisher)
+    is_known = tf.constant(True) if is_first else _is_known(search)
     best, slope = search.best @ columns, search.slope @ columns
     # Of the mode of the quadratic model.
     square = lambda a: tf.reduce_sum(tf.square((curvatures * best - slope) / (curvatures + a)))
@@ -132,8 +148,10 @@ def _moved(search: Search, accelerates: tf.Tensor, stddev: float | None, is_firs
         a = fitted_precision(curvatures, square)
     else:
         a = tf.reduce_sum(curvatures / (curvatures + search.precision)) / square(search.precision)
-        a = tf.clip_by_value(a, LARGEST_STDDEV**-2, SMALLEST_STDDEV**-2)
-    slope, scale = slope + a * best, (1.0 if is_first else _DAMPING) * curvatures + a
+        a = tf.where(is_known, tf.clip_by_value(a, LARGEST_STDDEV**-2, SMALLEST_STDDEV**-2), search.precision)
+    most = search.basis.values[:, tf.newaxis] / 2
+    scale = a + (curvatures if is_first else tf.maximum(_DAMPING * curvatures, _LEAST * most))
+    slope, bound = slope + a * best, a + most
     points = search.points @ columns
     slopes = search.slopes @ columns + a * points
     lengths = tf.sqrt(tf.reduce_sum(tf.square(slopes) / scale, [1, 2]))
@@ -143,8 +161,11 @@ def _moved(search: Search, accelerates: tf.Tensor, stddev: float | None, is_firs
     along = tf.linalg.solve(products, tf.einsum("mfc,fc->m", normed / scale, slope)[:, tf.newaxis])[:, 0]
     c = tf.math.divide_no_nan(along, lengths)
     combine = lambda memory: tf.tensordot(c, memory, 1)
-    bound = search.basis.values[:, tf.newaxis] / 2 + a
-    step = tf.where(accelerates, (slope - combine(slopes)) / scale + combine(points), slope / bound)
+    safe = slope / bound
+    further = (slope - combine(slopes)) / scale + combine(points) - safe
+    ratio = tf.math.divide_no_nan(tf.reduce_sum(bound * safe**2), 2 * tf.reduce_sum(bound * further**2))
+    share = tf.where(is_known, tf.ones_like(a), tf.minimum(tf.sqrt(ratio), 1.0))
+    step = safe + tf.where(shorter, share, 0.0) * further
     distance = tf.sqrt(tf.reduce_mean(tf.square(slope) / (curvatures + a)))
     mode = search.best - tf.matmul(step, columns, transpose_b=True)
     return search._replace(mode=mode, precision=a, distance=distance)

@@ -161,7 +161,10 @@ def make_glm_job(options: Any, secure_sums: bool, without: Sequence[str] = ()) -
         raise InvalidArgument("The options of the linear model do not have the required form.") from None
     lookup(MISSING, job.missing, "way with empty cells")
     if family == "multinomial":
-        raise InvalidArgument("Between sites there is no multinomial model: use tfp-bfl glm, or bernoulli.")
+        raise InvalidArgument(
+            "Between sites there is no multinomial model, as the bounds by which a site checks questions are of one "
+            "linear predictor: give --family bernoulli with --event-value, or fit one table with tfp-bfl glm."
+        )
     model.check()
     if not 0 < check_number(job.level, "--level") < 1:
         raise InvalidArgument(f"--level is {job.level:g}, but must be above 0 and below 1, such as 0.95.")
