@@ -220,6 +220,8 @@ def test_a_saved_figure_is_the_same_file_and_holds_its_texts(tmp_path):
     assert a == b and a[0].startswith(b"\x89PNG") and b"/CreationDate" not in a[1] and b"<dc:date>" not in a[2]
     assert b"/Subtype /Type0" in a[1] and b"/FontFile2" in a[1] and b"/Type3" not in a[1]
     assert all(f">{text}</text>".encode() in a[2] for text in ("Linear", "round", "Accuracy on the test set"))
+    style.save_all({"alone": plots.learning_comparison(runs)}, tmp_path, ["pdf"])
+    assert (tmp_path / "alone.pdf").read_bytes() == a[1]
     with matplotlib.rc_context({"pdf.compression": 0}):
         style.save(plots.learning_comparison(runs), tmp_path / "c.pdf", "pdf")
     shown = re.sub(rb"\)\s[-\d.]+\s\(|\x00", b"", (tmp_path / "c.pdf").read_bytes())  # Without kerning.

@@ -171,9 +171,7 @@ def _write_page(
     several = f"{number} runs on {' and '.join(data_names)}"
     figures = {**bfl.plots.run_figures(runs[0]), **figures} if len(runs) == 1 else figures
     with _writing(path):
-        if saved[1]:
-            save_all(figures, *saved)
-        return bfl.plots.write_report(
+        bfl.plots.write_report(
             path,
             runs,
             title=title(config, written.weights_in(summary)) if len(runs) == 1 else several,
@@ -182,6 +180,9 @@ def _write_page(
             figures=figures,
             repeated=[group.repeated for group in groups] if repeated else (),
         )
+        if saved[1]:
+            save_all(figures, *saved)
+    return path
 
 
 def _read_results(

@@ -126,8 +126,6 @@ def picture(figure: Figure, caption: str = "") -> Picture:
     if figure.get_layout_engine() is not None:
         width, height = figure.get_size_inches()
         figure.set_size_inches(_PAGE_WIDTH, height * (1 + _PAGE_WIDTH / width) / 2)
-        figure.draw_without_rendering()
-        figure.set_layout_engine(None)
     data = io.BytesIO()
     style.save(figure, data, "svg", text="path")
     # The dark colours where the page is dark.

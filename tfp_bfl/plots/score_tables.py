@@ -64,11 +64,9 @@ class ScoreForm(NamedTuple):
         return f"{scale * found.mean:.{digits}f} ± {scale * width:.{digits}f}"
 
     def difference(self, found: Difference, key: str) -> str:
-        """Format a difference and its interval."""
-        mean, low, high = (
-            f"{self.scale(key) * x:+.{self.decimals(key)}f}" for x in (found.mean, found.low, found.high)
-        )
-        return f"{mean} [{low}, {high}]"
+        """Format a difference and its interval, none as -0.00."""
+        form = lambda x: f"{round(self.scale(key) * x, self.decimals(key)) + 0.0:+.{self.decimals(key)}f}"
+        return f"{form(found.mean)} [{form(found.low)}, {form(found.high)}]"
 
 
 AS_THEY_ARE = ScoreForm()

@@ -67,6 +67,9 @@ def new_figure(height: float, width: float = WIDTH) -> Figure:
 
 def save(figure: Figure, file: pathlib.Path | IO[bytes], form: str, text: str = "none") -> None:
     """Write a figure in a format of `FIGURES`; texts are texts in it, or in an SVG with `text` "path" paths."""
+    if figure.get_layout_engine() is not None:  # Once: at the pixels of another format it would be another.
+        figure.draw_without_rendering()
+        figure.set_layout_engine(None)
     with matplotlib.rc_context({"svg.hashsalt": "tfp_bfl", "svg.fonttype": text, "pdf.fonttype": 42}):
         figure.savefig(file, format=form, dpi=_PIXELS / figure.get_figwidth(), metadata=FIGURES[form])
 
