@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 EDGES = ("glm", "sites", "bench")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
-    "core lines": (48_560, 38_000),
-    "edge lines": (14_770, 11_500),
-    "test lines": (60_590, 48_000),
+    "core lines": (48_640, 38_000),
+    "edge lines": (14_890, 11_500),
+    "test lines": (60_730, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),

@@ -85,6 +85,7 @@ OPTIONS = {
     "sweep": {
         "varied": "--vary local-epochs=1,2", "seeds": "--seeds 0..1", "jobs": "--jobs 2", "listed": "--list",
         "config_file": "--config run.yaml", "progress": "--progress json", "output": "--output elsewhere",
+        "name": "--name First=rounds=60", "figures": "--figures svg",
     },
     "tune": {
         "spaces": "--space local-epochs=1,2", "trials": "--trials 3", "score": "--score accuracy",
@@ -92,7 +93,7 @@ OPTIONS = {
     },
     "bench": {
         "output": "--output elsewhere", "jobs": "--jobs 2", "only": "--only seed-0", "listed": "--list",
-        "trust_code": "--trust-code",
+        "trust_code": "--trust-code", "figures": "--figures jpg",  # The effect: tests/bench/test_summary.py.
     },
     "deploy init": {"host": "--host g", "port": "--port 9000", "sites": "--site south"},
     "deploy demo": {"output": "--output elsewhere", "rounds": "--rounds 3", "port": "--port 9000"},
@@ -146,6 +147,9 @@ OPTIONS = {
         "output": "--output other.html", "ood": "--ood unlike.csv", "columns": "--columns nll | --output scores.md",
         "digits": "--digits 2 | --output scores.md", "percent": "--percent | --output scores.md",
         "rows": "--row 'mlp on table as First' | --output scores.md", "dataset": "--dataset net.py:dataset",
+        "interval": "--interval | --output scores.md", "caption": "--caption Runs | --output scores.tex",
+        "label": "--label tab:runs | --output scores.tex", "name": "--name 'First=mlp on table' | --output scores.md",
+        "figures": "--figures svg | --output scores.md",
     },
 }  # fmt: skip
 # What is refused there, as there is nothing on which it could have an effect.

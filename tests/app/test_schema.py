@@ -21,7 +21,7 @@ def schema():
 
 def test_the_command_prints_it(schema, capsys):
     assert run_command_line(["schema"]) == 0 and json.loads(capsys.readouterr().out) == schema
-    assert schema["properties"].keys() == fields().keys() and all(
+    assert schema["properties"].keys() == {*fields(), "name"} and all(
         x["description"] for x in schema["properties"].values()
     )
 
@@ -37,6 +37,8 @@ def test_what_a_run_records_is_valid(schema, algorithm):
         ({"rounds": 3, "rule": "conflation", "partition": "dirichlet:0.5", "prior_stddev": "fan_in"}, True),
         ({"compressor": "quantiser:4,none", "robust": "trimmed:0.2", "kind": None}, True),
         ({"rule": "rules.py:mine", "strength": 0.3}, True),
+        ({"name": {"FedAvg": "algorithm=fed_opt"}}, True),
+        ({"name": "FedAvg"}, False),
         ({"strength": 0.3}, False),
         ({"round": 3}, False),
         ({"rounds": 0}, False),

@@ -116,7 +116,7 @@ def test_a_sweep_of_an_edited_file_is_refused(tmp_path, table, monkeypatch):
 
     monkeypatch.setattr(sweep, "run_or_resume", run)
     monkeypatch.setattr("tfp_bfl.bench.reports.report", lambda *_: None)
-    monkeypatch.setattr("tfp_bfl.bench.runs.write_tables", lambda *_: None)
+    monkeypatch.setattr("tfp_bfl.bench.run_tables.write_tables", lambda *_: None)
     runs = lambda seeds: sweep.make_cells(None, {"dataset": str(table), **DATA, "rounds": 2}, [{}], seeds)
     sweep.sweep(runs([0]), tmp_path / "s")
     sweep.sweep(runs([0, 1]), tmp_path / "s")

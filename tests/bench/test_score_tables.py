@@ -2,13 +2,16 @@
 
 import csv
 import io
+import math
 
 import pytest
 
 from tests.kit import refusal, refuses
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.app.options.resolve import GAUSSIAN, resolved
-from tfp_bfl.bench.runs import Style, grouped, parse_rows, table_text
+from tfp_bfl.bench.command import parse_pairs
+from tfp_bfl.bench.run_tables import Style, named, table_text
+from tfp_bfl.bench.runs import grouped
 
 SEEDS = range(3)
 
@@ -27,6 +30,7 @@ def records(*options, scores=None, seeds=SEEDS):
 
 RULES = [{"rule": rule} for rule in ("linear_pool", "mean_precision_average", "conflation")]
 ALGORITHMS = [{"algorithm": name, "kind": "deterministic"} for name in ("fed_opt", "fed_prox", "scaffold")]
+ALL = [*RULES, ALGORITHMS[0]]
 
 
 def names(*options):
@@ -61,7 +65,7 @@ def lines(text):
         # An option that is not given names a row only where nothing else does.
         (
             [{"algorithm": "/a/b.py:f"}, {"rule": "conflation"}],
-            ["algorithm=b.py:f", "algorithm=variational, rule=conflation"],
+            ["algorithm=b.py:f", "rule=conflation"],
         ),
         ([{"max_change_norm": 2}, {}], ["max_change_norm=2", "max_change_norm=\u2013"]),
         ([{"rule": "/a/r.py:wide"}, {"rule": "/b/r.py:wide"}], ["rule=r.py:wide (1)", "rule=r.py:wide (2)"]),
@@ -69,7 +73,7 @@ def lines(text):
         (
             [*RULES, *ALGORITHMS],
             [
-                *(f"algorithm=variational, rule={x['rule']}" for x in RULES),
+                *(f"rule={x['rule']}" for x in RULES),
                 *(f"algorithm={x['algorithm']}" for x in ALGORITHMS),
             ],
         ),
@@ -88,14 +92,18 @@ def test_columns_digits_percent_and_labels():
         "| Conflation | 86.1 ± 0.1 | 0.5 ± 0.0 |",
         "| Linear pool | **90.1 ± 0.1** | 0.5 ± 0.0 |",
         "| rule=mean_precision_average | 88.1 ± 0.1 | 0.5 ± 0.0 |",
+        "| Difference to Conflation | Accuracy (%) | NLL |",
+        "|---|---|---|",
+        "| Linear pool | **+4.0 [+4.0, +4.0]** | +0.0 [+0.0, +0.0] |",
+        "| rule=mean_precision_average | **+2.0 [+2.0, +2.0]** | +0.0 [+0.0, +0.0] |",
     ]
     assert text.endswith(
-        "\nMean ± standard deviation over 3 seeds. Bold: better than every other row; the 95 % intervals of the paired "
-        "differences over the same seeds (Student's t) exclude 0.\n"
+        "\nMean ± standard deviation over 3 seeds. Bold: better than every row that is not bold; the 95 % intervals of "
+        "these paired differences over the same seeds (Student's t) exclude 0.\n"
     )
     latex = table_text(grouped(records(*RULES)), ".tex", style)
     assert r" & Accuracy (\%) & NLL \\" in latex and r"Linear pool & \textbf{90.1 $\pm$ 0.1} & 0.5" in latex
-    assert latex.count("tabular") == 2 and r"{\footnotesize Mean $\pm$ standard deviation over 3 seeds." in latex
+    assert latex.count("tabular") == 4 and r"{\footnotesize Mean $\pm$ standard deviation over 3 seeds." in latex
 
 
 def test_digits_of_percentages_of_others_and_of_csv():
@@ -117,17 +125,84 @@ def test_a_best_mean_that_seeds_would_undo_or_of_one_seed_is_not_bold():
     assert text.endswith("One seed each. Nothing is bold: comparisons need two seeds or more.\n")
 
 
+def test_rows_that_seeds_do_not_tell_apart_share_bold():
+    """Means .91, .90 and .80, the first two 0.01 ± 0.05 apart and both far above the third; a fourth ties with all."""
+    scores = [[0.90, 0.93, 0.90], [0.90, 0.90, 0.90], [0.80, 0.80, 0.80], [0.7, 0.9, 0.99]]
+    bold = lambda number: [
+        "**" in line
+        for line in lines(table_text(grouped(records(*ALL[:number], scores=scores)), ".md", Style(["accuracy"])))
+    ][2 : 2 + number]
+    assert bold(3) == [True, True, False] and bold(4) == [False] * 4 and bold(2) == [False] * 2
+
+
+def test_the_interval_of_the_mean_is_students():
+    """Of three seeds 0.8, 0.9, 1.0: 0.9 ± t_2(0.975) 0.1 / sqrt(3), of t_2(0.975) = sqrt(2) 0.95 / sqrt(1 - 0.95^2)."""
+    style = Style(["accuracy"], interval=True)
+    text = table_text(grouped(records(*RULES[:1], scores=[[0.8, 0.9, 1.0]])), ".md", style)
+    wanted = math.sqrt(2) * 0.95 / math.sqrt(1 - 0.95**2) * 0.1 / math.sqrt(3)
+    assert lines(text)[2] == f"| lenet on digits | 0.9000 ± {wanted:.4f} |"
+    assert "Mean ± half the width of its 95 % interval (Student's t) over 3 seeds." in text
+
+
+def test_a_table_of_latex_has_caption_and_label():
+    style = Style(["accuracy"], caption="Rules & ties", label="tab:rules")
+    text = table_text(grouped(records(*RULES)), ".tex", style)
+    start = "\\begin{table}\n\\centering\n\\caption{Rules \\& ties. Mean $\\pm$ standard deviation over 3 seeds. Bold:"
+    assert text.startswith(start) and text.endswith("\\end{tabular}\n\\end{table}\n")
+    assert "\\label{tab:rules}\n\\begin{tabular}{lr}\n\\toprule" in text and text.count("\\midrule") == 2
+    assert "\\caption{Mean $" in table_text(grouped(records(*RULES)), ".tex", Style(label="a"))
+
+
+@pytest.mark.parametrize("suffix", [".md", ".tex"])
+@pytest.mark.parametrize("options", [RULES, [*RULES, *ALGORITHMS]])
+def test_a_row_has_at_most_100_letters(suffix, options):
+    """As many scores as fit, with names of up to 27 letters two."""
+    text = table_text(grouped(records(*options, scores=[[0.9, 0.8, 0.7]] * 6)), suffix)
+    width = [len(line) for line in text.splitlines() if line[:1] == "|" or line.endswith("\\\\")]
+    assert max(width) <= 100 and "Accuracy | NLL" in text.replace("&", "|")
+    every = table_text(grouped(records(*options)), suffix, Style(["accuracy", "nll", "ece", "seconds"]))
+    assert "Total time" in every
+
+
+def test_names_of_rows_stand_in_tables_and_are_refused_where_no_row_is():
+    groups = grouped(records(*RULES, *ALGORITHMS, scores=[[0.9, 0.8, 0.7]] * 6))
+    names = parse_pairs(["FedAvg=algorithm=fed_opt", "Pool = rule=linear_pool"], "--name", "=")
+    assert names == {"FedAvg": "algorithm=fed_opt", "Pool": "rule=linear_pool"}
+    text = table_text(named(groups, names), ".md", Style(rows={"FedAvg": "FedAvg"}))
+    assert [line.split(" | ")[0] for line in lines(text)][2:4] == ["| FedAvg", "| Pool"]
+    assert "| Difference to FedAvg |" in text
+    for wrong, words in (
+        ({"A": "rule=clipped"}, "The row 'rule=clipped' is none: name one of"),
+        ({"A": "rule=conflation", "B": "rule = conflation"}, "must give each row one name"),
+        ({"algorithm=fed_opt": "rule=conflation"}, "and no two rows the same"),
+        ({"A": "ruel=conflation"}, "did you mean 'rule'"),
+        ({"A": 3}, "but must map names to rows"),
+        ({"A\n": "rule=conflation"}, "but must map names to rows"),
+        ("A=rule=conflation", "but must map names to rows"),
+    ):
+        refuses(words, named, groups, wrong)
+    refuses("There is no option 'FedAvg'", named, groups, parse_pairs(["FedAvg"], "--name", "="))
+
+
 @pytest.mark.parametrize(
     ("style", "suffix", "words"),
     [
+        (Style(caption="A"), ".md", "caption and label are of LaTeX"),
+        (Style(label="two words"), ".tex", "label is 'two words', but must be of letters"),
+        (Style(interval=True), ".csv", "a .csv holds all digits"),
         (Style(["acuracy"]), ".md", "no column 'acuracy' in any run: did you mean 'accuracy'"),
         (Style(["zzz"]), ".md", "no column 'zzz' in any run: choose one of 'accuracy', 'ece', 'seconds', 'test_nll'"),
         (Style(["nll", "test_nll"]), ".md", "names a column twice"),
         (Style(digits=2), ".csv", "a .csv holds all digits"),
-        (Style(rows={"rule=clipped": ""}), ".md", "The row 'rule=clipped' is none: name one of rule=linear_pool; rule"),
-        (Style(rows={"rounds=60": ""}), ".md", "The row 'rounds=60' is 3 rows: name one of rule=linear_pool; rule"),
-        (Style(rows={"ruel=conflation": ""}), ".md", "There is no option 'ruel': did you mean 'rule'"),
-        (Style(rows={"rule=conflation": "", "rule = conflation": ""}), ".md", "rows names a row twice"),
+        (
+            Style(rows={"rule=clipped": "A"}),
+            ".md",
+            "The row 'rule=clipped' is none: name one of rule=linear_pool;",
+        ),
+        (Style(rows={"rounds=60": "A"}), ".md", "The row 'rounds=60' is 3 rows: name one of rule=linear_pool; rule"),
+        (Style(rows={"rule=conflation": "A", "rule=linear_pool": "A"}), ".md", "rows gives two rows the same label"),
+        (Style(rows={"ruel=conflation": "A"}), ".md", "There is no option 'ruel': did you mean 'rule'"),
+        (Style(rows={"rule=conflation": "A", "rule = conflation": "B"}), ".md", "must give each row one name"),
     ],
 )
 def test_what_is_no_table(style, suffix, words):
@@ -136,17 +211,18 @@ def test_what_is_no_table(style, suffix, words):
 
 def test_rows_as_text():
     items = ["rule=conflation as Conflation", "algorithm=fed_opt, kind=deterministic", "rule=a as FedAvg as it was"]
-    assert parse_rows(items) == {
+    assert parse_pairs(items, "--row", " as ") == {
         "rule=conflation": "Conflation",
         "algorithm=fed_opt, kind=deterministic": "algorithm=fed_opt, kind=deterministic",
         "rule=a": "FedAvg as it was",
     }
-    for wrong in (["Conflation"], ["rule=a", "rule=a as A"]):
-        refuses("--row", parse_rows, wrong)
+    refuses("--row names 'rule=a' twice", parse_pairs, ["rule=a", "rule=a as A"], "--row", " as ")
 
 
-@pytest.mark.parametrize("option", [("--columns", "accuracy"), ("--digits", "2"), ("--percent",), ("--row", "rule=a")])
+@pytest.mark.parametrize("option", ["--columns accuracy", "--digits 2", "--percent", "--row rule=a", "--label a"])
 def test_a_page_takes_no_options_of_tables(tmp_path, capsys, monkeypatch, option):
     (config, summary), *_ = records({})
     monkeypatch.setattr("tfp_bfl.app.one_run.records.read_record", lambda folder: (config, summary))
-    assert "are of tables, and" in refusal(capsys, "report", tmp_path, "--output", tmp_path / "page.html", *option)
+    assert "are of tables, and" in refusal(
+        capsys, "report", tmp_path, "--output", tmp_path / "page.html", *option.split()
+    )

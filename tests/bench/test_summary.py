@@ -227,6 +227,18 @@ def test_tables_are_written_with_all_digits_and_reasons(tmp_path):
     assert {r["budget"] for r in rows if r["kind"] == "at_mb"} == {"2.0"}
     text = page.write_tables(made_up.write(tmp_path, made_up.records(methods=("fed_avg", "fl_swag"))))[0].read_text()
     assert "Friedman's test needs three methods or more" in text and "| fed_avg | 2.000 |" in text
+    assert not (tmp_path / "figures").exists()
+
+
+def test_learning_curves_of_each_setting(tmp_path):
+    records = made_up.records(settings=("heart", "digits"), methods=("fed_avg", "fl_swag"))
+    for record in records:
+        record["setting"] = record["setting"].replace("digits", "../a b")
+    page.write_tables(made_up.write(tmp_path, records), forms=("png", "pdf", "svg"))
+    names = {f"learning_curve_{name}.{form}" for name in ("heart", "___a_b") for form in ("png", "pdf", "svg")}
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == names
+    text = (tmp_path / "figures" / "learning_curve_heart.svg").read_text()
+    assert all(f">{x}</text>" in text for x in ("fed_avg", "fl_swag", "95 % interval of the mean", "round"))
 
 
 @pytest.mark.parametrize(("name", "shown"), [("a\nb", "a\ufffdb"), ("x" * 40, "x" * 40), ("a" * 50 + "b" * 50, None)])

@@ -12,7 +12,7 @@ import tfp_bfl as bfl
 from tests.kit import refusal, refuses, summary_of
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.options.config import make_config
-from tfp_bfl.bench import runs, sweep
+from tfp_bfl.bench import run_tables, runs, sweep
 from tfp_bfl.errors import InvalidArgument
 
 SMALL = (
@@ -131,6 +131,14 @@ def test_every_combination_by_every_seed():
         (("--vary", "rule=linear_pool or algorithm=fed_opt proximal=1"), "proximal is an option of"),
         (("--vary", "cohort-size=2,9", "--dataset", "heart_disease"), "cohort_size is 9, but must be at"),
         (("--vary", "model=mlp,lenet", "--dataset", "heart_disease"), "model=lenet,seed=0: lenet takes im"),
+        (("--figures", "pdf,jpg"), "There is no format of figures 'jpg'"),
+        (("--list", "--name", "A=seed=0"), "--list runs nothing: leave --name out"),
+        (("--name", "A"), "There is no option 'A'"),
+        (("--name", "A=rounds=60", "--name", "A=seed=0"), "--name names 'A' twice"),
+        (("--vary", "rule=linear_pool,conflation", "--name", "A=rule=median"), "The row 'rule=median' is none"),
+        (("--vary", "rule=linear_pool,conflation", "--name", "A=rounds=60"), "The row 'rounds=60' is 2 rows"),
+        (("--name", "A=rounds=60", "--name", "B=seed=0"), "The row 'seed=0' is none"),
+        (("--name", "A=rounds=60", "--name", "B=clients=10"), "must give each row one name"),
         (("--vary", "rule=linear_pool,nowhere.py:f"), "There is no file nowhere.py: give --rule FILE.py:FUNCTION"),
         (("--vary", "algorithm=fed_opt,{}:clash"), "rules.client_gaussian()"),
         (("--vary", "algorithm=fed_opt,{}:gone"), "There is no function 'gone' in"),
@@ -172,7 +180,7 @@ def test_a_run_without_a_score_has_an_empty_cell(tmp_path, monkeypatch):
     summaries = {"a": {"accuracy": 0.5}, "b": {"accuracy": 0.6, "ece": 0.1}}
     configs = {name: make_config(None, {"seed": seed}) for seed, name in enumerate(summaries)}
     monkeypatch.setattr(runs.written, "read_record", lambda folder: (configs[folder.name], summaries[folder.name]))
-    runs.write_tables([tmp_path / name for name in summaries], tmp_path)
+    run_tables.write_tables([tmp_path / name for name in summaries], tmp_path)
     rows = list(csv.DictReader((tmp_path / "runs.csv").open()))
     assert [row["ece"] for row in rows] == ["", "0.1"] and [row["batch_size"] for row in rows] == ["32"] * 2
 
@@ -204,7 +212,9 @@ def test_runs_load_as_one_table(tmp_path, monkeypatch, has_pandas):
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweeps") / "rates"
-    options = ("--vary", "learning-rate=1e-5,1e-2", "--seeds", "0..1", "--output", str(folder))
+    file = tmp_path_factory.mktemp("options") / "names.yaml"
+    file.write_text("name: {Fast $: learning_rate=0.01}\n")
+    options = ("--vary", "learning-rate=1e-5,1e-2", "--seeds", "0..1", "--config", str(file), "--output", str(folder))
     assert run_command_line(["sweep", *SMALL, *options]) == 0
     return folder, options
 
@@ -224,7 +234,10 @@ def test_tables_and_page(swept, capsys, tmp_path):
     assert float(fast["test_nll_mean"]) == pytest.approx(mean("test_nll"))
     wanted = float(fast["test_nll_mean"]) - float(slow["test_nll_mean"])
     assert float(fast["test_nll_difference"]) == pytest.approx(wanted)
-    assert r"\begin{tabular}{lrrrr" in (folder / "results.tex").read_text()
+    assert fast["group"] == "Fast $" and {*bfl.load_runs(folder)["group"]} == {"learning_rate=1e-05", "Fast $"}
+    assert r"\begin{tabular}{lrrr" in (folder / "results.tex").read_text()
+    assert {x.name for x in (folder / "figures").iterdir()} == {f"learning_curve.{x}" for x in ("pdf", "png", "svg")}
+    assert ">Fast $</text>" in (folder / "figures" / "learning_curve.svg").read_text()
     text = (folder / "report.html").read_text()
     assert "Results over seeds" in text and "Differences to learning_" in text
     assert run_command_line(["report", str(folder), "--output", str(tmp_path / "again.md")]) == 0
@@ -243,11 +256,11 @@ def test_files_and_names_stand_in_one_table(tmp_path, capsys):
     assert run_command_line(command) == 0
     names = [row["group"] for row in csv.DictReader((tmp_path / "out" / "results.csv").open())]
     assert names == [
-        "algorithm=variational, model=mlp, rule=mine.py:tempered",
-        "algorithm=variational, model=mlp, rule=conflation",
+        "model=mlp, rule=mine.py:tempered",
+        "model=mlp, rule=conflation",
         "algorithm=mine.py:average, model=mlp",
         "algorithm=fed_opt, model=mlp",
-        "algorithm=variational, model=mine.py:small, rule=mean_precision_average",
+        "model=mine.py:small, rule=mean_precision_average",
     ]
     capsys.readouterr()
     assert run_command_line(command) == 0
@@ -276,4 +289,4 @@ def test_seeds_of_a_run(tmp_path, capsys):
     folder = tmp_path / "seeds"
     assert run_command_line(["run", *SMALL, "--seeds", "3,5", "--output", str(folder)]) == 0
     assert [yaml.safe_load(path.read_text())["seed"] for path in sorted(folder.glob("*/config.yaml"))] == [3, 5]
-    assert "| 2 |" in capsys.readouterr().out
+    assert "Mean ± standard deviation over 2 seeds" in capsys.readouterr().out

@@ -1,5 +1,7 @@
+import re
 import warnings
 
+import matplotlib
 import numpy as np
 import pytest
 import scipy.integrate
@@ -192,6 +194,38 @@ def test_learning_comparison_draws_what_each_run_has():
     wide = [{**row(n), "stddev_median": 10.0**-n} for n in range(1, 9)]
     axes = draw(plots.learning_comparison({"a": wide, "b": [row(1)]})).axes[2]
     assert 3 <= len([label for label in axes.get_yticklabels(which="both") if label.get_text()]) <= 12
+
+
+def test_learning_curves_over_seeds_are_means_with_students_interval():
+    """In the rounds that all seeds evaluated; two rounds by hand, sd sqrt(2) 0.1 of two seeds, t_1(0.975) = 12.706."""
+    of = lambda *scores: [{"round": n, "accuracy": x} for n, x in enumerate(scores, 1)]
+    figure = draw(plots.learning_comparison({"a $": [of(0.5, 0.7, None), of(0.7, 0.9, 1.0)], "b": of(0.4, 0.5)}))
+    (axes,) = figure.axes
+    np.testing.assert_allclose(np.array(axes.lines[0].get_xydata()), [[1, 0.6], [2, 0.8]])
+    np.testing.assert_allclose(np.array(axes.lines[1].get_xydata()), [[1, 0.4], [2, 0.5]])
+    band = axes.collections[0].get_paths()[0].vertices
+    half, low = 12.7062 * np.sqrt(2) * 0.1 / np.sqrt(2), axes.get_ylim()[0]
+    assert {*np.round(band[:, 1], 4)} == {*np.round([low, 0.6 + half, 0.8 + half], 4)}
+    assert low < 0.4 and 0.9 < axes.get_ylim()[1] < 1  # All seeds are inside, the band is not.
+    assert axes.get_legend_handles_labels()[1] == [r"a \$", "b", "95 % interval of the mean"]
+    draw(plots.learning_comparison({"never in one round": [of(None, 0.5), of(0.5, None)], "b": of(0.4)}))
+    refuses("needs at least one round", plots.learning_comparison, {"a": []})
+
+
+def test_a_saved_figure_is_the_same_file_and_holds_its_texts(tmp_path):
+    runs = {"Linear": [[row(1), row(2)], [row(1), row(3), row(2)]]}
+    for name in ("a", "b"):
+        style.save_all({name: plots.learning_comparison(runs)}, tmp_path, ["png", "pdf", "svg"])
+    a, b = ([(tmp_path / f"{name}.{form}").read_bytes() for form in ("png", "pdf", "svg")] for name in ("a", "b"))
+    assert a == b and a[0].startswith(b"\x89PNG") and b"/CreationDate" not in a[1] and b"<dc:date>" not in a[2]
+    assert b"/Subtype /Type0" in a[1] and b"/FontFile2" in a[1] and b"/Type3" not in a[1]
+    assert all(f">{text}</text>".encode() in a[2] for text in ("Linear", "round", "Accuracy on the test set"))
+    style.save_all({"alone": plots.learning_comparison(runs)}, tmp_path, ["pdf"])
+    assert (tmp_path / "alone.pdf").read_bytes() == a[1]
+    with matplotlib.rc_context({"pdf.compression": 0}):
+        style.save(plots.learning_comparison(runs), tmp_path / "c.pdf", "pdf")
+    shown = re.sub(rb"\)\s[-\d.]+\s\(|\x00", b"", (tmp_path / "c.pdf").read_bytes())  # Without kerning.
+    assert all(f"({text})".encode() in shown for text in ("Linear", "round", "Accuracy on the test set"))
 
 
 def test_retention_comparison():

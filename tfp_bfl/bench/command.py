@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from tfp_bfl.app.options.command import Grouped, config_options
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.app.options.refusals import read_yaml
+from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.files import FIGURES, figure_formats
 from tfp_bfl.files import name as path_name
 from tfp_bfl.options import choices
 
@@ -21,6 +23,25 @@ _jobs = click.option(
     help="Number of runs at once, each a process.  [default: 1]",
 )
 _listed = click.option("--list", "listed", is_flag=True, help="List the runs and their states, and run none.")
+_WORDS = 'Name of a row in tables and figures, such as "FedAvg=algorithm=fed_opt"; again for the next row.'
+_name = click.option("--name", metavar="NAME=ROW", multiple=True, help=_WORDS)
+_figures = click.option(
+    "--figures",
+    metavar="FORMATS",
+    callback=lambda context, option, value: value and figure_formats(value),
+    help="Formats of figures, some of png,pdf,svg; all but of a report, which has none if not given.",
+)
+
+
+def parse_pairs(items: Sequence[str], option: str, mark: str) -> dict[str, str]:
+    """Return the parts of texts before and after a mark, "rule=conflation as Conflation"; without it a text is both."""
+    pairs: dict[str, str] = {}
+    for item in items:
+        first, _, second = (part.strip() for part in item.partition(mark))
+        if first in pairs:
+            raise InvalidArgument(f"{option} names {shown(first)} twice: name each once.")
+        pairs[first] = second or first
+    return pairs
 
 
 def _check_listed(listed: bool, **given: object) -> None:
@@ -52,7 +73,7 @@ The same command resumes the sweep.
 
 
 class _Sweep(Grouped):
-    first = ("varied", "seeds", "output", "jobs", "listed", "dataset", "model", "algorithm", "rule", "rounds")
+    first = ("varied", "seeds", "output", "jobs", "listed", "name", "dataset", "model", "algorithm", "rule", "rounds")
 
 
 @click.command("sweep", cls=_Sweep, epilog=SWEEP_EXAMPLES)
@@ -67,28 +88,23 @@ class _Sweep(Grouped):
 @click.option("--seeds", metavar="SEEDS", default="0", help="Seeds of the runs, as 0..4 or 0,1,7.  [default: 0]")
 @_jobs
 @_listed
-@click.option("--config", "config_file", metavar="FILE", help="Options of all runs from a YAML file; flags win.")
+@_name
+@_figures
+@click.option("--config", "config_file", metavar="FILE", help="Options of all runs, and name, in YAML; flags win.")
 @click.option(
     "--progress", metavar="FORM", help="Progress of each run: phases, lines, json or none.  [default: phases]"
 )
 @click.option("--output", metavar="FOLDER", help="Folder of all runs, new or of the same sweep, which resumes.")
 @functools.partial(config_options, without=("seed", "output"))
-def sweep_runs(
-    varied: Sequence[str],
-    seeds: str,
-    jobs: int | None,
-    listed: bool,
-    config_file: str | None,
-    progress: str | None,
-    **given: object,
-) -> None:
+def sweep_runs(varied: Sequence[str], seeds: str, listed: bool, config_file: str | None, **given: Any) -> None:
     """Run every combination of options by every seed, and write one page and tables over all runs."""
     from tfp_bfl.bench.sweep import parse_varied
 
-    _check_listed(listed, jobs=jobs, progress=progress)
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in given.items() if value not in (None, ())}
+    settings = {name: given.pop(name) for name in ("jobs", "progress", "name", "figures") if name in given}
+    _check_listed(listed, **settings)
     _folder_of(given.get("output"), "A sweep")
-    run_many(config_file, given, parse_varied(varied), seeds, jobs=jobs or 1, progress=progress, listed=listed)
+    run_many(config_file, given, parse_varied(varied), seeds, listed=listed, **settings)
 
 
 def run_many(
@@ -97,15 +113,16 @@ def run_many(
     varied: Sequence[dict[str, list[str]]],
     seeds: str,
     *,
-    jobs: int = 1,
-    progress: str | None = None,
     listed: bool = False,
+    name: Sequence[str] = (),
+    **settings: Any,
 ) -> None:
-    """Run a sweep and print its table."""
+    """Run a sweep and print its table; further settings are as of `sweep`."""
     from tfp_bfl.bench.cells import list_cells
-    from tfp_bfl.bench.sweep import make_cells, parse_seeds, sweep
+    from tfp_bfl.bench.sweep import NAMES, make_cells, parse_seeds, sweep
 
-    if progress is not None:
+    names = parse_pairs(name, "--name", "=") or (read_yaml(config_file).get(NAMES) if config_file else None)
+    if (progress := settings.get("progress")) is not None:
         choices.FORMS.check(progress)
         if progress == "bar":
             raise InvalidArgument("progress is bar, but many runs report in lines: give phases, lines or json.")
@@ -114,9 +131,9 @@ def run_many(
     output = given.get("output") or f"runs/seeds-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     if listed:
         return list_cells(cells, pathlib.Path(output))
-    folder = sweep(cells, output, jobs=jobs, progress=progress)
+    folder = sweep(cells, output, names=names, **settings)
     click.echo((folder / "results.md").read_text(encoding="utf-8"), nl=False)
-    click.echo(f"{folder / 'report.html'} shows the {len(cells)} runs; results.csv, .md and .tex hold the table.")
+    click.echo(f"{folder / 'report.html'} shows the {len(cells)} runs; results.csv has every score.")
 
 
 BENCH_EXAMPLES = """
@@ -148,16 +165,17 @@ Examples:
 @_jobs
 @click.option("--only", metavar="TEXT", default="", help="Run only cells with this text in SETTING/METHOD/seed-SEED.")
 @_listed
+@_figures
 @click.option("--trust-code", is_flag=True, help="Execute the code that CONFIG names as FILE.py:FUNCTION.")
-def bench(config: str, output: str | None, jobs: int | None, only: str, listed: bool, trust_code: bool) -> None:
+def bench(config: str, output: str | None, only: str, listed: bool, trust_code: bool, **given: Any) -> None:
     """Run every method of the YAML file CONFIG in every setting, tuned alike, and write one page over all."""
     from tfp_bfl.bench.plan import read_plan
     from tfp_bfl.bench.program import reports, run_bench
 
-    _check_listed(listed, jobs=jobs)
+    _check_listed(listed, **given)
     folder = _folder_of(output or ("runs/bench" if listed else None), "A benchmark")
     plan = read_plan(config, trust=trust_code)
-    records = run_bench(plan, folder, jobs=jobs or 1, only=only, listed=listed)
+    records = run_bench(plan, folder, jobs=given["jobs"] or 1, only=only, listed=listed)
     if not listed:
         from tfp_bfl.bench.page import write_page, write_tables
         from tfp_bfl.bench.reading import read
@@ -165,7 +183,7 @@ def bench(config: str, output: str | None, jobs: int | None, only: str, listed: 
         # With --only the reference may have no records yet.
         present = plan.reference if any(x.method == plan.reference for x in read(folder)) else None
         with reports(folder):
-            write_tables(folder, present)
+            write_tables(folder, present, given["figures"] or FIGURES)
             page = write_page(folder, folder / "index.html", present)
         click.echo(f"{path_name(page)} shows the cells of {path_name(records)}; results.md and .csv hold the tables.")
 
@@ -206,15 +224,7 @@ class _Tune(Grouped):
 @click.option("--config", "config_file", metavar="FILE", help="Options of all trials from a YAML file; flags win.")
 @click.option("--output", metavar="FOLDER", help="Folder of the trials, new or of the same trials, which resume.")
 @functools.partial(config_options, without=("output", "hold_out"))
-def tune(
-    spaces: Sequence[str],
-    trials: int,
-    score: str,
-    share: float,
-    config_file: str | None,
-    output: str | None,
-    **given: object,
-) -> None:
+def tune(spaces: Sequence[str], share: float, config_file: str | None, output: str | None, **given: Any) -> None:
     """Choose options by trials on held-out training examples, and write the best as a configuration.
 
     The test set is not used. FOLDER has trials.jsonl, a line a trial, and best.yaml, a configuration of `tfp-bfl run`.
@@ -222,8 +232,8 @@ def tune(
     from tfp_bfl.bench.tuning import tune_run
 
     folder = _folder_of(output, "A search")
+    settings: dict[str, Any] = {"trials": given.pop("trials"), "score": given.pop("score"), "hold_out": share}
     options = {name: value for name, value in given.items() if value is not None}
-    settings: dict[str, Any] = {"trials": trials, "score": score, "hold_out": share}
     click.echo("\n".join(tune_run(folder, config_file, options, spaces, **settings)))
 
 
@@ -271,6 +281,9 @@ def list_runs(folder: str) -> None:
     help="Decimals of a table; 4 if not given, of percentages 2.",
 )
 @click.option("--percent", is_flag=True, help="Accuracies and other shares of a table in percent.")
+@click.option("--interval", is_flag=True, help="95 % intervals of a table's means in place of standard deviations.")
+@click.option("--caption", metavar="TEXT", help="Caption of a table of LaTeX, before the note on its numbers.")
+@click.option("--label", metavar="LABEL", help="Label of a table of LaTeX, such as tab:rules.")
 @click.option(
     "--row",
     "rows",
@@ -278,14 +291,14 @@ def list_runs(folder: str) -> None:
     multiple=True,
     help='A row of a table and its label, "rule=conflation as Conflation"; again for the next row.',
 )
+@_name
+@_figures
 @click.option("--dataset", metavar="FILE.py:FUNCTION", help="The dataset of RUN where it is code, which is run.")
-def report(
-    run_folders: tuple[str, ...], output: str, ood: str | None, dataset: str | None, rows: Any, **table: Any
-) -> None:
+def report(run_folders: tuple[str, ...], output: str, dataset: str | None, **given: Any) -> None:
     """Write one page about a complete run, or several side by side; RUN may be a folder of many.
 
-    Runs that differ in their seeds alone are a group: its scores are mean and standard deviation, and its curves those
-    of its first seed.
+    Runs that differ in their seeds alone are a group: its scores are mean and standard deviation, and its learning
+    curve that of the mean with its interval.
     """
     from tfp_bfl.app.one_run.records import read_record
     from tfp_bfl.app.options.own_model import trust_dataset
@@ -294,8 +307,8 @@ def report(
     folders = expand(run_folders)
     trust_dataset(dataset, [read_record(folder)[0].dataset for folder in folders])  # Before TensorFlow is imported.
     from tfp_bfl.bench import reports
-    from tfp_bfl.bench.runs import parse_rows
 
-    table["columns"] = table["columns"].split(",") if table["columns"] else None
-    page = reports.report(folders, output, ood=ood, rows=parse_rows(rows), **table)
+    rows, names = parse_pairs(given["rows"], "--row", " as "), parse_pairs(given.pop("name"), "--name", "=")
+    given |= {"columns": given["columns"] and given["columns"].split(","), "rows": rows}
+    page = reports.report(folders, output, names=names, **given)
     click.echo(f"{page} shows {len(folders)} run{'s' if len(folders) > 1 else ''}.")

@@ -9,6 +9,7 @@ import base64
 import hashlib
 import math
 import pathlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,8 +20,10 @@ from tfp_bfl.bench.reading import SCORES, Bench, BenchRecord, arrange, finite, r
 from tfp_bfl.bench.summary import cost_of, mean, text_of
 from tfp_bfl.files.tables import to_csv, to_markdown
 from tfp_bfl.files.writing import write_bytes, write_whole
+from tfp_bfl.plots.learning import learning_comparison
 from tfp_bfl.plots.page import Cell, Table, environment, table
 from tfp_bfl.plots.score_tables import Repeated, compare_all, difference_cells, digits, score_cells
+from tfp_bfl.plots.style import save_all
 from tfp_bfl.plots.tables import DASH, MOST_CLIENTS, text, with_interval
 
 _FIRST = "test_nll"  # Classification and regression have it.
@@ -69,12 +72,17 @@ def write_page(folder: pathlib.Path, output: pathlib.Path, reference: str | None
     return output
 
 
-def write_tables(folder: pathlib.Path, reference: str | None = None) -> list[pathlib.Path]:
-    """Write results.md, and results.csv with all digits, into the folder of the records. Old ones are replaced."""
+def write_tables(folder: pathlib.Path, reference: str | None = None, forms: Iterable[str] = ()) -> list[pathlib.Path]:
+    """Write results.md, results.csv with all digits and figures/ into the folder of the records; replace old ones."""
     bench = arrange(read(folder), reference)
     paths = [pathlib.Path(folder) / "results.md", pathlib.Path(folder) / "results.csv"]
     write_whole(paths[0], _markdown(bench))
     write_whole(paths[1], to_csv(_numeric(bench)))
+    seeds = lambda *cell: [record.rounds for record in bench.cells[cell] if record.rounds]
+    for setting in bench.settings if forms else ():
+        name = re.sub(r"[^\w-]", "_", f"learning_curve_{shorten(setting)}")
+        if curves := {shorten(x): own for x in summary.methods_of(bench, setting) if (own := seeds(setting, x))}:
+            save_all({name: learning_comparison(curves)}, paths[0].with_name("figures"), forms)
     return paths
 
 
@@ -248,7 +256,7 @@ def _markdown(bench: Bench) -> str:
     for setting in bench.settings:
         parts.append(f"## {_plain(shorten(setting))}\n")
         tables = [made(bench, setting) for made in (summary.scores, summary.differences, summary.costs)]
-        for each in (*tables, *summary.at_budgets(bench, setting)):
+        for each in (*tables, *(summary.at_budget(bench, setting, x) for x in summary.budgets(bench, setting))):
             if each.rows and len(each.head) > 1:
                 parts.append(f"### {_plain(each.title)}\n\n{_rows(each)}")
     failed = summary.failures(bench)

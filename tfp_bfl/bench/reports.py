@@ -20,11 +20,13 @@ from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.given_data import GivenData
 from tfp_bfl.app.options.own_model import names_code, trust
 from tfp_bfl.app.options.resolve import title
-from tfp_bfl.bench.runs import DEFAULT, RunGroup, Style, expand, grouped, table_text
+from tfp_bfl.bench.run_tables import DEFAULT, Style, curves, named, table_text
+from tfp_bfl.bench.runs import RunGroup, expand, grouped
 from tfp_bfl.data.encoding import scaled
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.export.info import has_unusual
 from tfp_bfl.files.tables import FORMATS
+from tfp_bfl.plots.style import save_all
 
 if TYPE_CHECKING:  # What draws is imported when something is drawn.
     from tfp_bfl.plots import RunResults
@@ -43,7 +45,12 @@ def report(
     columns: Sequence[str] | None = None,
     digits: int | None = None,
     percent: bool = False,
+    interval: bool = False,
     rows: Mapping[str, str] | None = None,
+    caption: str | None = None,
+    label: str | None = None,
+    names: Mapping[str, str] | None = None,
+    figures: Sequence[str] = (),
 ) -> pathlib.Path:
     """Write a page or a table about runs, as `tfp-bfl report` does, and return its path.
 
@@ -63,10 +70,15 @@ def report(
       ood: out-of-distribution examples for the page: a dataset, of whose test split as many are drawn by the run's seed
         as the run's test set has at most; or a path of images, or of a table with the columns of the runs, without
         labels.
-      columns: of a table, such as ["accuracy", "nll"]; None for every score.
+      columns: of a table, such as ["accuracy", "nll"]; None for as many scores as fit into a line.
       digits: decimals of a table; None for 4, of percentages 2.
       percent: accuracies and other shares of a table are percentages.
+      interval: half the width of the 95 % interval of each mean of a table in place of the standard deviation.
       rows: row -> label of a table, in this order, such as {"rule=conflation": "Conflation"}; other rows follow.
+      caption, label: of a table in LaTeX, which becomes a table environment.
+      names: name -> row of tables, pages and figures, such as {"FedAvg": "algorithm=fed_opt"}.
+      figures: formats, such as ["pdf", "svg"], of learning curves, and of all figures of a page about one run. Of
+        page.html they are in the new folder page_figures.
 
     Raises:
       InvalidArgument: as the command line answers with status 2, or the data are not those of the runs. Nothing has
@@ -78,33 +90,40 @@ def report(
     if not every:
         raise InvalidArgument("runs is empty, but must be a result of bfl.run, a folder, or several of these.")
     trust({"dataset": dataset})
-    named = None if dataset is None or names_code(dataset) else GivenData(dataset, test_data)
+    in_memory = None if dataset is None or names_code(dataset) else GivenData(dataset, test_data)
     given: list[tuple[pathlib.Path, GivenData | None]] = []
     for one in every:
         if not isinstance(one, (Run, str, os.PathLike)):
             what = f"a {type(one).__name__}" if hasattr(one, "_fields") else shown(one)
             raise InvalidArgument(f"runs holds {what}, but must hold results of bfl.run or folders of runs.")
-        given += [(one.folder, one.data)] if isinstance(one, Run) else [(path, named) for path in expand([one])]
-    path, style = pathlib.Path(output), Style(columns, digits, percent, rows or {})
-    if os.path.lexists(path):
-        raise InvalidArgument(f"{files.name(path)} exists already: give --output a new file, nothing is overwritten.")
+        given += [(one.folder, one.data)] if isinstance(one, Run) else [(path, in_memory) for path in expand([one])]
+    path, style = pathlib.Path(output), Style(columns, digits, percent, rows or {}, interval, caption, label)
+    folder = path.with_name(f"{path.stem}_figures")
+    figures = files.figure_formats(",".join(figures)) if figures else ()
+    if path.suffix[1:] in files.FIGURES:
+        raise InvalidArgument(f"{files.name(path)} is no page or table: give --figures, and --output another suffix.")
+    for new in filter(os.path.lexists, (path, folder) if figures else (path,)):
+        raise InvalidArgument(f"{files.name(new)} exists already: give --output a new file, nothing is overwritten.")
     if len({folder.resolve() for folder, _ in given}) < len(given):
         raise InvalidArgument("A run is named twice: name each of them once.")
     records = [written.read_record(folder) for folder, _ in given]
-    groups = grouped(records)
+    folders = [run for run, _ in given]
+    groups = named(grouped(records, folders), names or {})
     if path.suffix not in FORMATS:
         if style != DEFAULT:
             raise InvalidArgument(
-                f"columns, digits, percent and rows are of tables, and {files.name(path)} is a page: give --output a "
-                "file that ends in .md, .tex or .csv."
+                f"columns, digits, percent, interval, rows, caption and label are of tables, and {files.name(path)} is "
+                "a page: give --output a file that ends in .md, .tex or .csv."
             )
-        return _write_page(path, given, records, groups, ood)
+        return _write_page(path, given, records, groups, ood, (folder, figures))
     if ood:
         raise InvalidArgument("--ood is of pages, and a table holds the runs' own scores: leave it out.")
     text = table_text(groups, path.suffix, style)
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+        if figures:
+            save_all(curves(groups, folders), folder, figures)
     return path
 
 
@@ -122,16 +141,18 @@ def _write_page(
     records: Sequence[tuple[RunConfig, dict[str, Any]]],
     groups: Sequence[RunGroup],
     ood: str | None,
+    saved: tuple[pathlib.Path, Sequence[str]],
 ) -> pathlib.Path:
-    """Write the page of runs, of which each group with several seeds shows its first."""
+    """Write the page of runs, of which each group with several seeds shows its first, and the figures to be saved."""
     number, repeated = len(given), any(len(group.runs) > 1 for group in groups)
+    figures = curves(groups, [folder for folder, _ in given]) if repeated or len(given) > 1 else {}
     if repeated:
         firsts = [group.runs[0] for group in groups]
         given, records = [given[i] for i in firsts], [records[i] for i in firsts]
     paths = [folder for folder, _ in given]
     short = [path.resolve().name for path in paths]  # Last names, if all are different.
     names = short if len(set(short)) == len(short) else [str(path) for path in paths]
-    names = [group.repeated.name for group in groups] if repeated else names
+    names = [group.repeated.name for group in groups] if repeated or any(group.is_named for group in groups) else names
     loaded = zip(records, given)
     sources = {datasets.key(config): datasets.load(config, data) for (config, _), (_, data) in loaded}
     others = _others(ood, records, sources) if ood else []
@@ -148,15 +169,20 @@ def _write_page(
     config, summary = records[0]
     of_several = f"The runs are of different datasets, {', '.join(data_names)}: their scores do not compare."
     several = f"{number} runs on {' and '.join(data_names)}"
+    figures = {**bfl.plots.run_figures(runs[0]), **figures} if len(runs) == 1 else figures
     with _writing(path):
-        return bfl.plots.write_report(
+        bfl.plots.write_report(
             path,
             runs,
             title=title(config, written.weights_in(summary)) if len(runs) == 1 else several,
             warnings=[of_several] if len(data_names) > 1 else [],
             out_of_distribution=others[0].name if others else "",
+            figures=figures,
             repeated=[group.repeated for group in groups] if repeated else (),
         )
+        if saved[1]:
+            save_all(figures, *saved)
+    return path
 
 
 def _read_results(

@@ -33,8 +33,9 @@ HOW_TO_READ = (
     "Differences are a method's score less the reference method's with the same seeds, with 95 % intervals "
     "(Student's t). An interval says what other seeds would give; it says nothing about other data. "
     "With two seeds intervals are very wide, and with one seed there are none.",
-    "A score is bold if the method is better than each other method of the setting and all these paired intervals "
-    "exclude 0. A difference is bold if its interval excludes 0. All other differences are within the noise of seeds.",
+    "A bold score is better than each score of the setting that is not bold: all these paired intervals exclude 0; "
+    "several bold scores share the first place. A difference is bold if its interval excludes 0. All other differences "
+    "are within the noise of seeds.",
     "Intervals are not adjusted for their number: about 1 in 20 excludes 0 where two methods are equal.",
     "An interval contains neither the luck of the trials nor that of the test rows.",
     "Megabytes are sums over clients and rounds. Training time is the CPU time of all clients and the server. Methods "
@@ -117,7 +118,7 @@ class _Adaptive(ScoreForm):
     def mean(self, values: Sequence[float], key: str) -> str:
         return mean_text(values)
 
-    def difference(self, found: Difference) -> str:
+    def difference(self, found: Difference, key: str) -> str:
         scale = max(abs(found.low), abs(found.high))
         middle, low, high = (number(x, scale, True) for x in (found.mean, found.low, found.high))
         return f"{middle} [{low}, {high}]"
@@ -232,11 +233,6 @@ def within(cell: Sequence[BenchRecord], limit: Budget) -> dict[int, Mapping[str,
 def budgets(bench: Bench, setting: str) -> list[Budget]:
     """Return the limits of cost at which the methods of a setting are compared, as far as records have the costs."""
     return [found for unit in BUDGETS if (found := budget(bench, setting, unit))]
-
-
-def at_budgets(bench: Bench, setting: str) -> list[Table]:
-    """Return `at_budget` for each budget of a setting."""
-    return [at_budget(bench, setting, limit) for limit in budgets(bench, setting)]
 
 
 def at_budget(bench: Bench, setting: str, limit: Budget) -> Table:

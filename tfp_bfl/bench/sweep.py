@@ -17,9 +17,12 @@ from tfp_bfl.app.one_run.records import in_short
 from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
+from tfp_bfl.app.options.resolve import resolved
 from tfp_bfl.bench import cells as runner
+from tfp_bfl.bench.runs import grouped
 from tfp_bfl.data.equal_partitions import GIVEN
 from tfp_bfl.errors import Error, InvalidArgument, shown
+from tfp_bfl.files import FIGURES
 
 MOST_CELLS = 10_000
 # Option -> the values that it takes.
@@ -27,6 +30,7 @@ Varied = dict[str, list[str]]
 # Between alternatives, and between options of one alternative: blanks before a name and its "=".
 _NAME = r"(?=-{0,2}[A-Za-z][\w-]*\s*=)"
 _OR, _NEXT = re.compile(rf"\s+or\s+{_NAME}"), re.compile(rf"\s+{_NAME}")
+NAMES = "name"  # Of a file: names of rows.
 # What a sweep itself says, or what is no property of a run.
 _NOT_VARIED = {"seed": "--seeds 0..4", "output": "--output"}
 
@@ -107,7 +111,7 @@ def make_cells(
             if name in cells or len(name.encode()) > 200:
                 raise InvalidArgument(f"{shown(name)} would be the folder of two runs, or is too long for one.")
             try:
-                cells[name] = make_config(config_file, {**given, **options, "seed": seed})
+                cells[name] = make_config(config_file, {**given, **options, "seed": seed}, aside=NAMES)
             except InvalidArgument as error:
                 several = len(groups) > 1 or not options.keys().isdisjoint(CODE)  # With options of their own.
                 raise InvalidArgument(f"{name}: {error}" if several else str(error)) from None
@@ -115,12 +119,19 @@ def make_cells(
 
 
 def sweep(
-    cells: Mapping[str, RunConfig], output: str | pathlib.Path, *, jobs: int = 1, progress: str | None = None
+    cells: Mapping[str, RunConfig],
+    output: str | pathlib.Path,
+    *,
+    jobs: int = 1,
+    progress: str | None = None,
+    names: Mapping[str, str] | None = None,
+    figures: Sequence[str] = (*FIGURES,),
 ) -> pathlib.Path:
     """Run the remaining cells, resume interrupted ones, and write tables and a page over all.
 
     The folder holds a run folder for each cell; results.csv, .md and .tex with means, standard deviations and paired
-    differences over the seeds; runs.csv with a line a run; and report.html.
+    differences over the seeds; runs.csv with a line a run; learning curves in several formats of `figures`; and
+    report.html. `names` is name -> row of tables and figures.
 
     `jobs` runs are side by side, each in a process with its share of the cores. `progress` is that of each run, as in
     `execute`; None for its phases.
@@ -131,6 +142,12 @@ def sweep(
     output = pathlib.Path(output)
     runner.check_output(output, "a sweep", runner.ORDER)
     digests = datasets.check(("", config) for config in cells.values())
+    rows: dict[str, str] = {}
+    if names:
+        from tfp_bfl.bench.run_tables import named
+
+        groups = named(grouped([(_resolved(x), {}) for x in cells.values()]), names)
+        rows = {[*cells][i]: x.repeated.name for x in groups for i in x.runs if x.repeated.name in names}
     settled = {name: settled_options(config) for name, config in cells.items()}
     # Kinds of models that are not given are as the models had them.
     kind_of = lambda folder: {"kind": None} if cells[folder.name].kind is None else {}
@@ -141,10 +158,10 @@ def sweep(
         runner.check_data_of(output / name, runner.read_summary(output / name).get("data"), now, output / name)
     check_models((f"{name}: ", config) for name, config in cells.items())
     from tfp_bfl.bench.reports import report
-    from tfp_bfl.bench.runs import write_tables
+    from tfp_bfl.bench.run_tables import write_tables
 
     output.mkdir(parents=True, exist_ok=True)
-    (output / runner.ORDER).write_text("".join(f"{name}\n" for name in cells), encoding="utf-8")
+    (output / runner.ORDER).write_text("".join(f"{x}\t{rows.get(x, '')}\n" for x in cells), encoding="utf-8")
     every = {name: _given(config.recorded()) for name, config in cells.items()}
     work = functools.partial(run_or_resume, progress=progress or "phases")
     failure = None
@@ -154,7 +171,7 @@ def sweep(
         failure = error
     folders = [output / name for name in cells if runner.is_done(output / name)]
     if folders:  # Finished runs are reported, whatever became of the rest.
-        write_tables(folders, output)
+        write_tables(folders, output, figures)
         (output / "report.html").unlink(missing_ok=True)
         report(folders, output / "report.html")
     if failure:
@@ -185,10 +202,13 @@ def options_of_run(folder: pathlib.Path) -> dict[str, Any] | None:
 
 def settled_options(config: RunConfig) -> dict[str, Any]:
     """Return the options by which runs are compared: those given, and the defaults that the algorithm fills in."""
-    from tfp_bfl.app.one_run.datasets import regresses
-    from tfp_bfl.app.options.resolve import resolved
+    return _given(_resolved(config).recorded())
 
-    return _given(resolved(config, regresses(config)).recorded())
+
+def _resolved(config: RunConfig) -> RunConfig:
+    from tfp_bfl.app.one_run.datasets import regresses
+
+    return resolved(config, regresses(config))
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,8 +65,14 @@ def paired_difference(first: Sequence[float], second: Sequence[float], confidenc
     check_share(confidence, "confidence")
     differences = a - b
     mean, stddev = float(differences.mean()), float(differences.std(ddof=1))
-    half = float(stats.t.ppf((1 + confidence) / 2, len(a) - 1)) * stddev / math.sqrt(len(a))
+    half = float(half_width(differences, confidence))
     return Difference(len(a), mean, stddev, mean - half, mean + half)
+
+
+def half_width(values: np.ndarray, confidence: float = 0.95) -> np.ndarray:
+    """Compute half the width [...] of Student's interval of the mean of values [n, ...], t_(n - 1) sd / sqrt(n)."""
+    t, n = stats.t.ppf((1 + confidence) / 2, len(values) - 1), len(values)
+    return np.asarray(t * np.std(values, axis=0, ddof=1) / math.sqrt(n))
 
 
 def _finite(scores: Sequence[float]) -> np.ndarray:

@@ -5,9 +5,20 @@ import os
 import stat
 from typing import BinaryIO
 
-from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files.writing import Path as Path
 from tfp_bfl.files.writing import write_whole as write_whole
+
+# Format of a figure -> metadata of the file, without a date: the same figure is the same file.
+FIGURES: dict[str, dict[str, None]] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+
+
+def figure_formats(text: str) -> list[str]:
+    """Return the formats in a list such as "pdf,svg"; each must be one of `FIGURES`."""
+    forms = [form.strip().lower() for form in text.split(",")]
+    for form in forms:
+        lookup(FIGURES, form, "format of figures")
+    return forms
 
 
 def open_regular(path: Path, what: str) -> BinaryIO:

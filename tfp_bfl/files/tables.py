@@ -47,6 +47,13 @@ def to_latex(rows: Rows) -> str:
     return "\n".join([*lines, r"\end{tabular}"]) + "\n"
 
 
+def to_float(tabulars: Sequence[str], caption: str, label: str | None) -> str:
+    """Return a table environment of LaTeX with a caption above its tabulars, and a label."""
+    head = [r"\begin{table}", r"\centering", rf"\caption{{{_latex(caption)}}}"]
+    head += [rf"\label{{{label}}}"] if label else []
+    return "\n".join([*head, "\\par\\medskip\n".join(tabulars) + r"\end{table}"]) + "\n"
+
+
 def _latex(cell: str) -> str:
     inner = cell[2:-2] if cell.startswith("**") and cell.endswith("**") and len(cell) > 4 else None
     text = re.sub(r"[\\~^±&%$#_{}]", lambda m: _LATEX.get(m[0], "\\" + m[0]), cell if inner is None else inner)

@@ -13,6 +13,7 @@ import numpy as np
 from tfp_bfl.data.cells import MOST_LEVELS
 from tfp_bfl.data.names import canonical, client_names, natural
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
+from tfp_bfl.files import figure_formats
 from tfp_bfl.files import name as path_name
 from tfp_bfl.glm.command import names_of
 
@@ -22,7 +23,6 @@ Example:
   tfp-bfl survival lung.csv --duration time --event status --by sex \\
       --client-column inst --horizon 365 --figure lung.svg
 """
-_FIGURES = (".svg", ".png", ".pdf")
 
 
 @click.command("survival", epilog=EXAMPLES)
@@ -38,7 +38,7 @@ _FIGURES = (".svg", ".png", ".pdf")
 @click.option("--times", metavar="NUMBERS", help="Times of the table, such as 0,12,24; round ones if not given.")
 @click.option("--horizon", metavar="NUMBER", type=float, help="Time up to which the restricted mean is computed.")
 @click.option("--level", metavar="SHARE", type=float, default=0.95, show_default=True, help="Probability of intervals.")
-@click.option("--figure", metavar="FILE", help=f"New file for the curves: {', '.join(_FIGURES)}.")
+@click.option("--figure", metavar="FILE", help="New file for the curves: .png, .pdf or .svg.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Format of the output.")
 def survival_curves(
     table: str, form: str, figure: str | None, horizon: float | None, level: float, **given: Any
@@ -48,8 +48,9 @@ def survival_curves(
     The result is that of all rows in one place. Intervals are those of log(-log S).
     """
     path = pathlib.Path(figure or "curves.svg")
-    if path.suffix.lower() not in _FIGURES or (figure and (os.path.lexists(path) or not path.parent.is_dir())):
-        raise InvalidArgument(f"{path_name(path)} can't be written: give --figure a new file, {' or '.join(_FIGURES)}.")
+    (form,) = figure_formats(path.suffix[1:])
+    if figure and (os.path.lexists(path) or not path.parent.is_dir()):
+        raise InvalidArgument(f"{path_name(path)} can't be written: give --figure a new file in a folder that exists.")
     if (given["strata"] or given["stratified"]) and not given["by"]:
         raise InvalidArgument("--strata and --stratified are for the log-rank test: give --by with the groups.")
     if given["stratified"] and not given["client_column"]:
@@ -71,7 +72,7 @@ def survival_curves(
                 raise
             notes.append(str(error))
     if figure:
-        _draw(result, given["duration"], path)
+        _draw(result, given["duration"], path, form)
     if form == "json":
         record = {**result._asdict(), "medians": {g: curve.quantile() for g, curve in result.curves.items()}}
         if horizon is not None:
@@ -133,7 +134,7 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _draw(result: Any, time: str, path: pathlib.Path) -> None:
+def _draw(result: Any, time: str, path: pathlib.Path, form: str) -> None:
     """Draw S(t) of each group as steps, its intervals as bands, and the numbers at risk below.
 
     A curve ends at the last time at which a row of its group is known to be at risk.
@@ -159,4 +160,4 @@ def _draw(result: Any, time: str, path: pathlib.Path) -> None:
     below.set_yticks(range(len(result.curves)), [style.plain(name, 20) for name in result.curves])
     below.set_ylim(len(result.curves) - 0.5, -0.5)
     below.set_xticks(result.times)
-    figure.savefig(path)
+    style.save(figure, path, form)

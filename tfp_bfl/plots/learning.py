@@ -5,7 +5,7 @@ Chains are drawn over their rounds: where they wander, and whether they agree.
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.evaluation.repeats import half_width
 from tfp_bfl.plots import style
 from tfp_bfl.posterior import effective_sample_size, potential_scale_reduction
 
@@ -36,7 +37,7 @@ def learning_curve(rounds: Rounds) -> Figure:
     """
 
     def score(axes: Axes, rounds: Rounds, key: str) -> None:
-        _line(axes, rounds, key, "test", color=style.BLUE)
+        _line(axes, [rounds], key, "test", color=style.BLUE)
         style.tidy(axes, _COMPARED[key][0], y=_COMPARED[key][1])
 
     scores = {key: functools.partial(score, key=key) for key in ("accuracy", "rmse")}
@@ -45,24 +46,41 @@ def learning_curve(rounds: Rounds) -> Figure:
     return _figure([rounds], [functools.partial(draw, rounds=rounds) for key, draw in ways.items() if has(key)])
 
 
-def learning_comparison(runs: Mapping[str, Rounds]) -> Figure:
+def learning_comparison(runs: Mapping[str, Rounds | Sequence[Rounds]]) -> Figure:
     """Draw test accuracy, test NLL and the median standard deviation of several runs, a line for each.
 
-    A panel is drawn if any run holds its key; a run without it has no line there.
+    A method with several seeds, name -> the rounds of each, has the line of their mean in the rounds that all
+    evaluated, and its 95 % interval as a band, mean -+ t_(n - 1)(0.975) sd / sqrt(n), which ends at the edge of a panel
+    that shows all seeds. A panel is drawn if any run holds its key; a run without it has no line there.
     """
     if not runs:
         raise InvalidArgument("A comparison of learning curves needs at least one run, as a mapping of name to rounds.")
 
+    is_one = lambda x: not x or isinstance(x[0], Mapping)
+    seeds: list[Sequence[Rounds]] = [cast(Any, [x] if is_one(x) else x) for x in runs.values()]
+    every = [rounds for own in seeds for rounds in own]
+
     def panel(axes: Axes, key: str) -> None:
-        for i, (name, rounds) in enumerate(runs.items()):
+        bands = []
+        for i, (name, own) in enumerate(zip(runs, seeds)):
             # In every panel, so that the first one's legend names the runs that have no line there too.
-            _line(axes, rounds, key, style.plain(name, 40), **style.line(i))
+            x, values = _line(axes, own, key, style.plain(name, 40), **style.line(i))
+            if len(own) > 1 and x.size:
+                axes.update_datalim(np.column_stack([np.tile(x, len(own)), values.ravel()]))
+                bands.append((x, values.mean(0), half_width(values), style.line(i)))
         style.tidy(axes, _COMPARED[key][0], y=_COMPARED[key][1])
         if key == "stddev_median":
             style.logarithmic(axes)
+        low, high = axes.get_ylim()
+        for x, mean, half, look in bands:
+            edge = {"edgecolor": (look["color"], 0.5), "linestyle": look["linestyle"], "linewidth": 0.7}
+            axes.fill_between(x, np.maximum(mean - half, low), mean + half, facecolor=(look["color"], 0.1), **edge)
+        if bands:
+            axes.fill_between(x, mean, mean, facecolor=(style.MUTED, 0.3), label="95 % interval of the mean")
+            axes.set_ylim(low, high)
 
-    keys = [key for key in _COMPARED if any(_has(rounds, key) for rounds in runs.values())]
-    figure = _figure([*runs.values()], [functools.partial(panel, key=key) for key in keys], more=0.2 * len(runs))
+    keys = [key for key in _COMPARED if any(_has(rounds, key) for rounds in every)]
+    figure = _figure(every, [functools.partial(panel, key=key) for key in keys], more=0.2 * len(runs))
     style.figure_legend(figure, figure.axes[0])
     return figure
 
@@ -89,31 +107,32 @@ def _has(rounds: Rounds, key: str) -> bool:
     return any(row.get(key) is not None for row in rounds)
 
 
-def _series(rounds: Rounds, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rounds that hold `key`, and their values."""
-    pairs = [(row["round"], row[key]) for row in rounds if row.get(key) is not None]
-    values = np.asarray(pairs, np.float64).reshape(-1, 2)
-    return values[:, 0], values[:, 1]
+def _series(seeds: Sequence[Rounds], key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rounds [R] that hold `key` in each of several runs, and its values [n, R]."""
+    found = [{row["round"]: row[key] for row in rounds if row.get(key) is not None} for rounds in seeds]
+    x = sorted(set.intersection(*map(set, found)))
+    return np.array(x, np.float64), np.array([[values[i] for i in x] for values in found], np.float64)
 
 
-def _line(axes: Axes, rounds: Rounds, key: str, label: str, **look: Any) -> None:
-    x, y = _series(rounds, key)
-    axes.plot(x, y, label=label, linewidth=1.8, marker="o" if x.size <= 30 else "", markersize=4, **look)
+def _line(axes: Axes, seeds: Sequence[Rounds], key: str, label: str, **look: Any) -> tuple[np.ndarray, np.ndarray]:
+    x, values = _series(seeds, key)
+    axes.plot(x, values.mean(0), label=label, linewidth=1.8, marker="o" if x.size <= 30 else "", markersize=4, **look)
+    return x, values
 
 
 def _loss(axes: Axes, rounds: Rounds) -> None:
-    _line(axes, rounds, "test_nll", "test", color=style.BLUE)
-    _line(axes, rounds, "nll", "training", color=style.ORANGE)
+    _line(axes, [rounds], "test_nll", "test", color=style.BLUE)
+    _line(axes, [rounds], "nll", "training", color=style.ORANGE)
     only = "" if _has(rounds, "test_nll") else " in training"
     style.tidy(axes, f"Negative log-likelihood{only}", y="nats per example")
     style.legend(axes, loc="upper right")
 
 
 def _stddevs(axes: Axes, rounds: Rounds) -> None:
-    _line(axes, rounds, "stddev_median", "median", color=style.GREEN)
+    _line(axes, [rounds], "stddev_median", "median", color=style.GREEN)
     rows = [row for row in rounds if all(row.get(key) is not None for key in _SPREAD)]
     if rows:
-        (x, low), (_, high) = (_series(rows, key) for key in ("stddev_q05", "stddev_q95"))
+        (x, (low,)), (_, (high,)) = (_series([rows], key) for key in ("stddev_q05", "stddev_q95"))
         look: dict[str, Any] = {"color": style.GREEN, "label": "5% to 95%"}
         if x.size == 1:  # A single round has no width to fill.
             axes.plot([*x, *x], [*low, *high], alpha=0.4, linewidth=6, **look)

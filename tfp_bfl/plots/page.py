@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jinja2
-import matplotlib
 import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
@@ -127,12 +126,8 @@ def picture(figure: Figure, caption: str = "") -> Picture:
     if figure.get_layout_engine() is not None:
         width, height = figure.get_size_inches()
         figure.set_size_inches(_PAGE_WIDTH, height * (1 + _PAGE_WIDTH / width) / 2)
-        figure.draw_without_rendering()
-        figure.set_layout_engine(None)
     data = io.BytesIO()
-    # The fixed salt and the missing date make the same run give the same file.
-    with matplotlib.rc_context({"svg.hashsalt": "tfp_bfl", "svg.fonttype": "path"}):
-        figure.savefig(data, format="svg", metadata={"Date": None})
+    style.save(figure, data, "svg", text="path")
     # The dark colours where the page is dark.
     rules = ["svg{color-scheme:light dark}"]
     for light, dark in style.DARK.items():

@@ -36,7 +36,8 @@ def write_report(
       title: the heading; the runs' names if None.
       warnings: whole sentences, shown above everything else, with those of the runs.
       out_of_distribution: where the runs' `out_of_distribution` examples come from, such as "mnist".
-      figures: of a single run, those of `run_figures`, which get the page's size; None to draw them anew.
+      figures: of a single run, those of `run_figures`, of several "learning_curve", which get the page's size; what is
+        missing is drawn anew.
       repeated: the runs' scores over seeds, whose tables take the place of the runs' own.
     """
     if not isinstance(path, (str, os.PathLike)):

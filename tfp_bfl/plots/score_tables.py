@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tfp_bfl.evaluation.repeats import Difference, over_seeds, paired_difference
+import numpy as np
+
+from tfp_bfl.evaluation.repeats import Difference, half_width, over_seeds, paired_difference
 from tfp_bfl.labels import label_of, with_unit
 from tfp_bfl.plots import tables
 from tfp_bfl.plots.page import Cell, Table, table
@@ -31,10 +33,11 @@ class Repeated(NamedTuple):
 
 
 class ScoreForm(NamedTuple):
-    """Hold how scores are written: with so many decimals, None for 4, and shares as percentages, by default with 2."""
+    """Hold decimals of scores, None for 4, of percentages 2, and what is beside a mean: the sd or half its interval."""
 
     digits: int | None = None
     percent: bool = False
+    interval: bool = False
 
     def scale(self, key: str) -> float:
         """Return the factor of a score, 100 for a percentage."""
@@ -53,23 +56,26 @@ class ScoreForm(NamedTuple):
         return tables.BETTER.get(key, 0)
 
     def mean(self, values: Sequence[float], key: str) -> str:
-        """Format mean and standard deviation over the seeds, one at least."""
+        """Format the mean over the seeds, one at least, and its standard deviation or interval."""
         found, scale, digits = over_seeds(values), self.scale(key), self.decimals(key)
-        spread = f" ± {scale * found.stddev:.{digits}f}" if found.number > 1 else ""
-        return f"{scale * found.mean:.{digits}f}{spread}"
+        if found.number == 1:
+            return f"{scale * found.mean:.{digits}f}"
+        width = float(half_width(np.asarray(values))) if self.interval else found.stddev
+        return f"{scale * found.mean:.{digits}f} ± {scale * width:.{digits}f}"
 
-    def difference(self, found: Difference) -> str:
-        """Format a difference and its interval."""
-        return f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+    def difference(self, found: Difference, key: str) -> str:
+        """Format a difference and its interval, none as -0.00."""
+        form = lambda x: f"{round(self.scale(key) * x, self.decimals(key)) + 0.0:+.{self.decimals(key)}f}"
+        return f"{form(found.mean)} [{form(found.low)}, {form(found.high)}]"
 
 
 AS_THEY_ARE = ScoreForm()
 
 
 def score_cells(groups: Sequence[Repeated], key: str, form: ScoreForm = AS_THEY_ARE) -> list[Cell]:
-    """Return mean and standard deviation of each group; bold what is better than each other by the same seeds."""
+    """Return mean and standard deviation, or interval, of each group; bold what is in `best_of`."""
     best = best_of(groups, key, form.sign(key))
-    return [Cell(form.mean(g.values(key), key) if g.seeds(key) else DASH, g is best and g.is_finished) for g in groups]
+    return [Cell(form.mean(g.values(key), key) if g.seeds(key) else DASH, g in best and g.is_finished) for g in groups]
 
 
 def difference_cells(
@@ -77,7 +83,7 @@ def difference_cells(
 ) -> list[Cell]:
     """Return the groups' differences to a reference with their intervals; bold where an interval leaves out 0."""
     pairs = zip(groups, compare_all(groups, reference, key))
-    return [Cell(form.difference(x), x.is_conclusive and g.is_finished) if x else Cell(DASH) for g, x in pairs]
+    return [Cell(form.difference(x, key), x.is_conclusive and g.is_finished) if x else Cell(DASH) for g, x in pairs]
 
 
 def compare_all(groups: Sequence[Repeated], reference: Repeated, key: str) -> list[Difference | None]:
@@ -92,11 +98,11 @@ def scores(groups: Sequence[Repeated], keys: Sequence[str], form: ScoreForm = AS
     return table("Results", ["", *(group.name for group in groups)], [("Seeds", numbers), *rows])
 
 
-def differences(groups: Sequence[Repeated], keys: Sequence[str]) -> Table:
-    """Return each group less the first, by the same seeds, with 95 % intervals."""
+def differences(groups: Sequence[Repeated], keys: Sequence[str], form: ScoreForm = AS_THEY_ARE) -> Table:
+    """Return the differences of the groups to the first, by the same seeds, with 95 % intervals."""
     first, *others = groups
-    rows = [(label_of(key), difference_cells(others, first, key)) for key in keys]
-    return Table(f"Less {first.name}", ["", *(group.name for group in others)], rows)
+    rows = [(form.name_of(key), difference_cells(others, first, key, form)) for key in keys]
+    return Table(f"Difference to {first.name}", ["", *(group.name for group in others)], rows)
 
 
 def compare(group: Repeated, other: Repeated, key: str) -> Difference | None:
@@ -121,14 +127,18 @@ def keys_of(groups: Sequence[Repeated]) -> list[str]:
     return [key for key in tables.BETTER if any(group.seeds(key) for group in groups)]
 
 
-def best_of(groups: Sequence[Repeated], key: str, sign: int) -> Repeated | None:
-    """Return the group that is better than each other group, with 95 % intervals that exclude 0; None without any.
+def best_of(groups: Sequence[Repeated], key: str, sign: int) -> list[Repeated]:
+    """Return the fewest groups that are each better than each other group, with 95 % intervals that exclude 0.
 
-    `sign` is 1 if higher is better, -1 if lower is better, 0 if neither. Groups without the score are left out.
+    They are the one with the best mean, and with each group all that are not worse than it by such an interval; none if
+    these are all groups. `sign` is 1 if higher is better, -1 if lower is better, 0 if neither. Groups without the score
+    are left out.
     """
     scored = [group for group in groups if group.seeds(key)]
     if not sign or len(scored) < 2:
-        return None
-    best = max(scored, key=lambda group: sign * over_seeds(group.values(key)).mean)
-    found = [compare(best, other, key) for other in scored if other is not best]
-    return best if all(d is not None and d.is_conclusive and sign * d.mean > 0 for d in found) else None
+        return []
+    is_better = lambda one, other: (d := compare(one, other, key)) and d.is_conclusive and sign * d.mean > 0
+    best = [max(scored, key=lambda group: sign * over_seeds(group.values(key)).mean)]
+    while more := [g for g in scored if g not in best and not all(is_better(one, g) for one in best)]:
+        best += more
+    return best if len(best) < len(scored) else []

@@ -102,8 +102,9 @@ def _over_seeds(repeated: Sequence[Repeated]) -> Iterator[Section]:
     keys = score_tables.keys_of(repeated)
     yield Section(
         "Results over seeds",
-        "On the test set: mean ± standard deviation over the seeds. Bold: better than every other group over the same "
-        "seeds; the 95 % interval of the paired difference excludes 0. The other sections show the first seed.",
+        "On the test set: mean ± standard deviation over the seeds. Bold: better than every group that is not bold; "
+        "the 95 % intervals of these paired differences over the same seeds exclude 0. Learning curves are means over "
+        "the seeds, with bands of 95 % intervals (Student's t); the other sections show the first seed.",
         tables=[score_tables.scores(repeated, keys)],
         is_wide=True,
     )
@@ -143,7 +144,7 @@ def _learning(runs: Sequence[RunResults], drawn: Figure | None) -> Section:
     how = f"{first} until both level off. Posterior standard deviations that fall to zero mean a collapsed posterior."
     if len(runs) == 1:
         return Section("Learning curve", how, pictures=[picture(drawn or run_figures(runs[0])["learning_curve"])])
-    figure = learning_comparison({run.name: run.rounds for run in runs if run.rounds})
+    figure = drawn or learning_comparison({run.name: run.rounds for run in runs if run.rounds})
     return Section("Learning curves", how, pictures=[picture(figure)])
 
 

@@ -1,12 +1,18 @@
 """The style of every figure: one palette and one set of sizes."""
 
+import itertools
 import math
-from typing import Any, Literal
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import IO, Any, Literal
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from tfp_bfl.files import FIGURES
 
 # Okabe and Ito's palette, which stays distinct under the common kinds of colour blindness.
 BLUE = "#0072B2"
@@ -34,6 +40,7 @@ DOTTED: dict[str, Any] = {"color": MUTED, "linewidth": 1.5, "linestyle": (0, (1,
 DASHED: dict[str, Any] = {"color": INK, "linewidth": 1.2, "linestyle": "--"}
 WIDTH = 6.4
 SIZE = 11
+_PIXELS = 960  # Width of a figure.
 
 
 def plain(text: object, length: int = 1000) -> str:
@@ -56,6 +63,22 @@ def line(number: int) -> dict[str, Any]:
 def new_figure(height: float, width: float = WIDTH) -> Figure:
     """Return an empty white figure, in inches, outside pyplot's list of open figures."""
     return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.07), facecolor="white")
+
+
+def save(figure: Figure, file: pathlib.Path | IO[bytes], form: str, text: str = "none") -> None:
+    """Write a figure in a format of `FIGURES`; texts are texts in it, or in an SVG with `text` "path" paths."""
+    if figure.get_layout_engine() is not None:  # Once: at the pixels of another format it would be another.
+        figure.draw_without_rendering()
+        figure.set_layout_engine(None)
+    with matplotlib.rc_context({"svg.hashsalt": "tfp_bfl", "svg.fonttype": text, "pdf.fonttype": 42}):
+        figure.savefig(file, format=form, dpi=_PIXELS / figure.get_figwidth(), metadata=FIGURES[form])
+
+
+def save_all(figures: Mapping[str, Figure], folder: pathlib.Path, forms: Iterable[str]) -> None:
+    """Write figures by name into a folder, which is made, in several formats."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, form in itertools.product(figures, forms):
+        save(figures[name], folder / f"{name}.{form}", form)
 
 
 def one_panel(height: float) -> tuple[Figure, Axes]:

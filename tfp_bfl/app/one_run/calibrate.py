@@ -13,6 +13,7 @@ from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, config_in, in_col
 from tfp_bfl.data.partitions import generator
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import Path
+from tfp_bfl.plots import style
 
 BY = ("entropy", "epistemic")
 # Held-out examples that are read: those of a share of the training data.
@@ -46,8 +47,9 @@ def calibrate(
       set_coverage, set_score: of prediction sets (`evaluation.conformal_limit`).
       each_client: also find the sets of each client that the data name (`evaluation.calibrate_clients`), and those of
         clients that were never seen.
-      figure: a new file for `plots.risk_coverage` of the half on which the limit was found.
+      figure: a new .png, .pdf or .svg for `plots.risk_coverage` of the half on which the limit was found.
     """
+    (form,) = files.figure_formats(pathlib.Path(figure or ".png").suffix[1:] or "png")
     if by not in BY:
         raise InvalidArgument(f"by is {by!r}, but must be one of {', '.join(BY)}.")
     if confidence is not None and coverage is not None and not each_client:
@@ -108,7 +110,7 @@ def calibrate(
     bfl.export.save(model, output, bfl.export.Info(calibration=calibration._asdict()))
     if figure:
         curve = bfl.evaluation.risk_coverage(probabilities, second["labels"], uncertainty)
-        bfl.plots.risk_coverage(curve, by, calibration.limit).savefig(figure)
+        style.save(bfl.plots.risk_coverage(curve, by, calibration.limit), pathlib.Path(figure), form)
     return calibration
 
 

@@ -34,9 +34,8 @@ from tfp_bfl.files.arrays import write_arrays
 from tfp_bfl.files.writing import begun, space
 from tfp_bfl.labels import duration, label_of
 from tfp_bfl.options import choices
+from tfp_bfl.plots import style
 
-# A figure's width.
-FIGURE_PIXELS = 960
 Row = dict[str, Any]
 OnRound = Callable[[Row], None]
 
@@ -157,9 +156,7 @@ def write_results(
     results = records.results(folder.name, config, summary, result.rounds, predictions, test, job.clients)
     figures, weights = bfl.plots.run_figures(results), records.weights_in(summary)
     bfl.plots.write_report(folder / "report.html", [results], title=title(config, weights), figures=figures)
-    (folder / "figures").mkdir()
-    for name, figure in figures.items():
-        figure.savefig(folder / "figures" / f"{name}.png", dpi=FIGURE_PIXELS / figure.get_figwidth())
+    style.save_all(figures, folder / "figures", ["png"])
     # Last, and at once: that it is there says that the run is complete.
     write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
 

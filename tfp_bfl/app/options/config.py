@@ -355,12 +355,14 @@ def _of_algorithm(values: dict[str, Any]) -> tuple[type[RunConfig], dict[str, An
     return options_class, {**defaults, **{name: x for name, x in values.items() if (name, x) != ("kind", None)}}
 
 
-def make_config(file: Path | None, options: dict[str, Any], runs_code: bool = True, code: Code = NO_CODE) -> RunConfig:
-    """Return a configuration from a YAML file, if one is given, and options, which win.
+def make_config(
+    file: Path | None, options: dict[str, Any], runs_code: bool = True, code: Code = NO_CODE, aside: str = ""
+) -> RunConfig:
+    """Return a configuration from a YAML file, if one is given, without the name `aside`, and options, which win.
 
     Who only reads what a run was does not run its code. Parameters of functions that a program gives are options too.
     """
-    file_values = read_yaml(file) if file is not None else {}
+    file_values = {name: x for name, x in (read_yaml(file) if file is not None else {}).items() if name != aside}
     if runs_code:
         check_trust(file_values, options, file)
         trust(options)

@@ -13,6 +13,7 @@ from tfp_bfl.options.group import extra
 from tfp_bfl.options.methods import ALGORITHMS, POSTERIORS
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_NAME = "Names of the rows of a sweep, each with options that no other row has, such as FedAvg: algorithm=fed_opt."
 # FILE.py:FUNCTION of a user.
 _CODE = r"\.py:"
 
@@ -24,6 +25,7 @@ def config_schema() -> dict[str, Any]:
     options are refused unless the file names a function of a user's file, of which parameters are options too.
     """
     found = {name: _of_option(name, field) for name, field in fields().items()}
+    found["name"] = {"type": "object", "additionalProperties": {"type": "string"}, "description": _NAME}
     code = [{"required": [name], "properties": {name: {"pattern": _CODE}}} for name in sorted(own_model.OPTIONS)]
     return {
         "$schema": _DRAFT,
