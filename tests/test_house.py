@@ -16,8 +16,8 @@ EDGES = ("glm", "sites", "bench", "sklearn")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
     "core lines": (48_560, 38_000),
-    "edge lines": (14_770, 11_500),
-    "test lines": (60_590, 48_000),
+    "edge lines": (15_080, 11_500),
+    "test lines": (60_790, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),
