@@ -24,6 +24,7 @@ MAY_IMPORT = {
     # The registry of the edges.
     "edges": EVERYTHING,
     # The edges, which the core imports by the registry alone.
+    "sklearn": {"algorithms", "glm", "posterior", "__init__"},
     "glm": {"app.one_run", "data", "evaluation", "plots", "weights", "__init__"},
     # The command line: `cli` and `doctor`.
     "app": {"__init__", "app.options", "app.one_run", "data", "edges", "engines.tff", "federated", "options"},

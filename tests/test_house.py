@@ -1,6 +1,6 @@
 """The size and shape of the package: lines, circles of imports, names that stand for two things, options declared.
 
-Core: tfp_bfl without its edges glm, sites and bench. All is counted from the source; nothing is imported. A bound above
+Core: tfp_bfl without its edges glm, sites, bench and sklearn. All is counted from the source; nothing is imported. A bound above
 its goal is what was measured last: lower it when the number falls, and raise it only in a commit that says for what.
 """
 
@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-EDGES = ("glm", "sites", "bench")
+EDGES = ("glm", "sites", "bench", "sklearn")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
     "core lines": (48_640, 38_000),
-    "edge lines": (14_890, 11_500),
-    "test lines": (60_730, 48_000),
+    "edge lines": (15_220, 11_500),
+    "test lines": (60_970, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),

@@ -96,6 +96,7 @@ __all__ = [
     "servers",
     "simulate",
     "sites",
+    "sklearn",
     "training",
     "weighting",
     "weights",

@@ -16,7 +16,8 @@ from tfp_bfl.errors import MissingDependency
 
 if TYPE_CHECKING:  # So that type checkers know `bfl.glm` and `bfl.sites`.
     import tfp_bfl.glm
-    import tfp_bfl.sites  # noqa: F401
+    import tfp_bfl.sites
+    import tfp_bfl.sklearn  # noqa: F401
 
 
 class Edge(NamedTuple):
@@ -39,6 +40,7 @@ PACKAGES = {
     "load_runs": ("bench", "tfp_bfl.bench.runs"),
     "interop": ("sites", "tfp_bfl.sites.interop"),
     "sites": ("sites", "tfp_bfl.sites"),
+    "sklearn": ("glm", "tfp_bfl.sklearn"),
 }
 
 
@@ -55,7 +57,8 @@ def _find(module: str) -> ModuleType | None:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if not any(f"{error.name}.".startswith(f"{edge.package}.") for edge in EDGES.values()):
+        packages = {edge.package for edge in EDGES.values()} | {module for _, module in PACKAGES.values()}
+        if not any(f"{error.name}.".startswith(f"{name}.") for name in packages):
             raise
         return None
 

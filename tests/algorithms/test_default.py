@@ -161,7 +161,7 @@ def test_the_temperature_follows_from_the_loss_and_the_precisions_of_the_data_wi
     assert float(step.send(after, moved).temperature) == float(after.temperature)
     assert float(step.metrics(after, moved, ())["temperature"]) == float(after.temperature)
     alone = still(algorithms.default(of_model, temperature=0.06, **SMALL).server_step)
-    of_prior = [1 / w.prior_stddev**2 for w in layout(of_model()).variational]
+    of_prior = [1 / w.prior**2 for w in layout(of_model()).variational]
     for new, old, prior in zip(moved.posterior.variance, alone.posterior.variance, of_prior):
         np.testing.assert_allclose(1 / new - prior, 0.06 / wanted * (1 / old - prior), rtol=2e-4)
     np.testing.assert_array_equal(values(moved), values(alone))

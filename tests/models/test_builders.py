@@ -206,7 +206,7 @@ def test_conv_net_is_the_published_one():
     """A second dense layer of 4 w x 2 w variational weights: 32,768 for w = 64."""
     model = models.conv_net(num_classes=100)
     (weight,) = layout(model).variational
-    assert weight.mean.shape == (256, 128) and weight.prior_stddev is None
+    assert weight.mean.shape == (256, 128) and weight.prior is None
     counts = [3 * 9 * 64, 64 * 9 * 64, 64 * 9 * 64, 1024 * 256, 256 * 128, 128 * 100]
     biases = [64, 64, 64, 256, 128, 100]
     assert model.count_params() == sum(counts) + sum(biases) + 256 * 128

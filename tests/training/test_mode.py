@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.gaussians import model_fn
 from tfp_bfl import models
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.training import Potential, find_mode, mode_at, potentials_of
+from tfp_bfl.training import Potential, find_mode, potentials_of
+from tfp_bfl.training.potential import _Target
 
 ROWS = np.random.default_rng(3).normal([3, -1], size=(30, 2)).astype(np.float32)
 LABELS = np.zeros(30, np.int32)
@@ -23,8 +25,8 @@ def test_the_mode_of_a_gaussian(prior_stddev):
     np.testing.assert_allclose(mode.point[0], wanted, atol=1e-4)
     assert mode.error < 1e-3
     # One standard deviation of the posterior off, in the first weight.
-    off = mode_at(model_fn(2), [wanted + np.float32([precision**-0.5, 0])], ROWS, LABELS, **options)
-    assert off.error == pytest.approx(1, rel=0.3)
+    off = wanted + np.float32([precision**-0.5, 0])
+    assert _Target(model_fn(2), ROWS, LABELS, **options).mode(tf.constant(off)).error == pytest.approx(1, rel=0.3)
 
 
 def test_the_mode_of_logistic_regression():

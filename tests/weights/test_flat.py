@@ -156,7 +156,7 @@ def kl_of_tfp(model, means, log_stddevs):
     total = 0.0
     for w, mean, log_stddev in zip(layout_weights(model).variational, means, log_stddevs, strict=True):
         q = tfp.distributions.Normal(mean, tf.exp(log_stddev))
-        p = tfp.distributions.Normal(np.float64(0), np.float64(w.prior_stddev))
+        p = tfp.distributions.Normal(np.float64(0), np.float64(w.prior))
         total += tf.reduce_sum(tfp.distributions.kl_divergence(q, p))
     return total
 

@@ -171,7 +171,7 @@ def _sending(reach: Callable[..., Reach], first_rate: float, guess: float | None
 
 def _following(step: ServerStep, model: keras.Model) -> ServerStep:
     """Return the step with a posterior temperature that follows from the loss of training."""
-    stddevs = [w.prior_stddev for w in layout(model).variational]
+    stddevs = [w.prior for w in layout(model).variational]
     first, (least, most) = TEMPERATURE_OF_DEFAULT, TEMPERATURES
     left = falling(1.0)
 

@@ -1,7 +1,7 @@
 """Compressors of messages, with the bytes that they take."""
 
 from tfp_bfl.compression import variances as variances
-from tfp_bfl.compression.by_client import ChosenMessage, by_client
+from tfp_bfl.compression.by_client import by_client
 from tfp_bfl.compression.compressors import (
     COMPRESSORS,
     Compressor,
@@ -16,7 +16,6 @@ from tfp_bfl.compression.compressors import (
 
 __all__ = [
     "COMPRESSORS",
-    "ChosenMessage",
     "Compressor",
     "Quantised",
     "by_client",

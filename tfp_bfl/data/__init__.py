@@ -22,7 +22,7 @@ from tfp_bfl.data.names import EMPTY
 from tfp_bfl.data.own import OwnData, digest, is_own, kind_of, read_own, read_part
 from tfp_bfl.data.partitions import Partition, dirichlet, iid, label_skew, like, noniid_datasets
 from tfp_bfl.data.parts import Part, PartData, Parties, Schema
-from tfp_bfl.data.rows import EncodedRows, read_encoded, read_rows
+from tfp_bfl.data.rows import read_encoded, read_rows
 from tfp_bfl.data.sources import Source
 from tfp_bfl.data.statistics import Column
 from tfp_bfl.data.tables import TABLES
@@ -38,7 +38,6 @@ __all__ = [
     "ClientRows",
     "Clients",
     "Column",
-    "EncodedRows",
     "Feature",
     "Images",
     "OwnData",

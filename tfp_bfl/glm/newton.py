@@ -184,6 +184,10 @@ def expand(ask: Ask, coefficients: np.ndarray, information: np.ndarray) -> Momen
     return MomentExpansion(coefficients + root @ tadpole / 2, (corrected + corrected.T) / 2, messages, [])
 
 
+class WithoutError(InvalidArgument):
+    """The estimate of a Gaussian outcome's variance is 0."""
+
+
 def gaussian_of_sums(sums: Sums, precision: np.ndarray, dispersion: float | None, names: Sequence[str]) -> Posterior:
     """Compute the posterior of Gaussian outcomes from sums at coefficients of 0: X'X, X'y and -y'y / 2.
 
@@ -234,7 +238,7 @@ def _estimated_dispersion(sums: Sums, precision: np.ndarray) -> tuple[float, flo
         degrees = sums.num_rows - (len(precision) - float(np.diag(inverse(information)) @ precision))
         before, variance = variance, rss / degrees
         if variance <= 1e-12 * -2 * sums.log_likelihood / sums.num_rows:
-            raise InvalidArgument(
+            raise WithoutError(
                 "The columns predict the outcome without error, or its mean is too large beside its spread for sums: "
                 "drop the column that holds the outcome, or subtract a constant from the outcome."
             )

@@ -42,7 +42,7 @@ class VariationalWeight(NamedTuple):
     Fields:
       mean: its variable.
       scale: the variable that decides s. Its constraint keeps s where the layer allows it.
-      prior_stddev: of the prior N(0, prior_stddev^2). None for the hierarchical prior N(0, t^2) with a t of its own for
+      prior: standard deviation of the normal prior. None for the hierarchical prior N(0, t^2) with a t of its own for
         each weight, at its best: KL = min_t KL[N(mean, s^2) || N(0, t^2)] = 0.5 log(1 + mean^2 / s^2), where t^2 =
         mean^2 + s^2 (Liu et al. 2019).
       min_stddev: the floor of s.
@@ -52,7 +52,7 @@ class VariationalWeight(NamedTuple):
 
     mean: tf.Variable
     scale: tf.Variable
-    prior_stddev: float | None
+    prior: float | None
     min_stddev: float
     parametrization: Parametrization = LOG_STDDEV
     detached: bool = False
@@ -66,9 +66,9 @@ class VariationalWeight(NamedTuple):
         """Return KL[N(mean, s^2) || prior] of each weight, nats, at these values of the two variables."""
         mean = tf.stop_gradient(mean) if self.detached else mean
         log_stddev = self.parametrization.log_stddev(scale, mean)
-        if self.prior_stddev is None:
+        if self.prior is None:
             return 0.5 * tf.math.log1p(tf.square(mean) * tf.exp(-2 * log_stddev))
-        return gaussian_kl(mean, log_stddev, 0.0, math.log(self.prior_stddev))
+        return gaussian_kl(mean, log_stddev, 0.0, math.log(self.prior))
 
     def projected(self, log_stddev: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
         """Return the nearest log s that the layer allows beside this mean."""

@@ -116,7 +116,7 @@ class VariationalDropout(GaussianLayer):
             VariationalWeight(
                 self.kernel_mean,
                 self.kernel_logits,
-                prior_stddev=None,
+                prior=None,
                 min_stddev=math.exp(self.logit_range[0] / 2) if log_variance else math.sqrt(MIN_VARIANCE),
                 parametrization=PARAMETRIZATIONS[self.parametrization],
                 detached=self.detached,

@@ -4,7 +4,7 @@ from tfp_bfl.training.example_privacy import ExamplePrivacy
 from tfp_bfl.training.inference import INFERENCES, TEMPERATURES, default_rate
 from tfp_bfl.training.likelihoods import balanced_weights
 from tfp_bfl.training.optimizers import OPTIMIZERS
-from tfp_bfl.training.potential import Mode, Potential, find_mode, mode_at, potentials_of
+from tfp_bfl.training.potential import Mode, Potential, find_mode, potentials_of
 from tfp_bfl.training.schedules import (
     cosine_decay,
     exponential_decay,
@@ -29,7 +29,6 @@ __all__ = [
     "find_mode",
     "inverse_decay",
     "linear_decay",
-    "mode_at",
     "potentials_of",
     "sigmoid_warm_up",
 ]

@@ -231,23 +231,6 @@ def find_mode(
     return mode
 
 
-def mode_at(
-    model_fn: Callable[[], keras.Model],
-    point: Sequence[Array],
-    features: Array,
-    labels: Array,
-    *,
-    prior_stddev: float | None = 1.0,
-    likelihood: str | Likelihood = "categorical",
-) -> Mode:
-    """Return a given point as a `Mode`, with its distance from the optimum; arguments as of `find_mode`."""
-    return _Target(model_fn, features, labels, prior_stddev, likelihood).mode(_vector(point))
-
-
-def _vector(point: Sequence[Array]) -> tf.Tensor:
-    return flatten([tf.convert_to_tensor(x, tf.float32) for x in point])
-
-
 def check_mode(mode: Mode, potential: Potential, clients: ClientData) -> None:
     """Make sure that a point is the mode of the examples of clients, within `TOLERANCE`; each is gone through once."""
     number = int(np.sum(clients.sizes))
@@ -256,7 +239,7 @@ def check_mode(mode: Mode, potential: Potential, clients: ClientData) -> None:
             f"fixed_point is the mode of {mode.num_examples:,} examples, but the clients have {number:,}: take "
             "training.find_mode(...) of theirs."
         )
-    w = _vector(mode.point)
+    w = flatten([tf.convert_to_tensor(x, tf.float32) for x in mode.point])
     of = tf.function(lambda x, y: potential.total(w, x, y)[1], autograph=False, reduce_retracing=True)
     total = 0.0 if mode.prior_stddev is None else w.numpy().astype(np.float64) / mode.prior_stddev**2
     for k in range(clients.num_clients):

@@ -106,8 +106,8 @@ class FlatWeights:
 
     def _prior(self, variational: Sequence[VariationalWeight]) -> Prior:
         fill = lambda numbers: flatten([tf.fill(w.mean.shape, float(x)) for w, x in zip(variational, numbers)])
-        follows = [w.prior_stddev is None for w in variational]
-        variance = fill((w.prior_stddev or 1.0) ** 2 for w in variational)
+        follows = [w.prior is None for w in variational]
+        variance = fill((w.prior or 1.0) ** 2 for w in variational)
         given = self.gaussian(tf.zeros_like(variance), 1 / variance)
         self._follows = any(follows)
         if not self._follows:

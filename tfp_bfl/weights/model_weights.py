@@ -174,9 +174,9 @@ def prior(model: keras.Model) -> MeanField:
 
 def _prior_variance(weight: VariationalWeight) -> tf.Tensor:
     mean = tf.convert_to_tensor(weight.mean)
-    if weight.prior_stddev is None:
+    if weight.prior is None:
         return tf.square(mean) + tf.exp(2 * tf.convert_to_tensor(weight.log_stddev))
-    return tf.fill(mean.shape, tf.cast(weight.prior_stddev**2, mean.dtype))
+    return tf.fill(mean.shape, tf.cast(weight.prior**2, mean.dtype))
 
 
 def min_stddev(model: keras.Model) -> float:

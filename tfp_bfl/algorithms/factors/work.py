@@ -224,15 +224,15 @@ def _prior(model: keras.Model) -> Factor:
             f"Sites are factors of a posterior over weights, and {model.name!r} has point weights only: build it with "
             "kind 'flipout'."
         )
-    if any(w.prior_stddev is None for w in weights):
+    if any(w.prior is None for w in weights):
         raise InvalidArgument(
             f"Sites are factors beside a prior that stays, and that of {model.name!r} follows its posterior "
             "(hierarchical): build it with kind 'flipout'."
         )
-    wide = [w for w in weights if float(tf.reduce_max(w.log_stddev)) > tf.math.log(w.prior_stddev)]
+    wide = [w for w in weights if float(tf.reduce_max(w.log_stddev)) > tf.math.log(w.prior)]
     if wide:
         raise InvalidArgument(
-            f"The initial standard deviations of {wide[0].mean.name} are above its prior's, {wide[0].prior_stddev:g}, "
+            f"The initial standard deviations of {wide[0].mean.name} are above its prior's, {wide[0].prior:g}, "
             "which no site can make of it: build the model with a smaller initial_stddev."
         )
     return natural(prior(model))
