@@ -1,7 +1,8 @@
 """The size and shape of the package: lines, circles of imports, names that stand for two things, options declared.
 
-Core: tfp_bfl without its edges glm, sites, bench and sklearn. All is counted from the source; nothing is imported. A bound above
-its goal is what was measured last: lower it when the number falls, and raise it only in a commit that says for what.
+Core: tfp_bfl without its edges glm, sites, bench and sklearn. All is counted from the source; nothing is imported. A
+bound above its goal is what was measured last: lower it when the number falls, and raise it only in a commit that says
+for what.
 """
 
 import ast
@@ -17,7 +18,7 @@ EDGES = ("glm", "sites", "bench", "sklearn")
 BOUNDS = {
     "core lines": (48_640, 38_000),
     "edge lines": (15_220, 11_500),
-    "test lines": (60_970, 48_000),
+    "test lines": (60_971, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),
