@@ -26,7 +26,9 @@ RESULTS = pathlib.Path(__file__).parent / "results" / "heads.json"
 CASES = (
     ("gaussian", 1_000, 20, 1280, 10, 2),
     ("softmax", 1_000, 20, 1280, 10, 6),
+    ("gaussian", 4, 2_500, 4096, 1_000, 2),
 )
+NUM_TESTED, NUM_SAMPLES = 1_000, 10
 
 
 def cpu_seconds() -> float:
@@ -34,22 +36,31 @@ def cpu_seconds() -> float:
 
 
 def measure(head: str, num_clients: int, rows: int, width: int, num_classes: int, rounds: int) -> dict[str, Any]:
-    """Return seconds of the rounds, of the run with its posterior, and the process's peak memory."""
+    """Return seconds of the rounds, of the run with its posterior and of predictions, the process's peak memory,
+    megabytes (10^6 bytes) that each client sends, and scores.
+    """
     rng, number = np.random.default_rng(0), num_clients * rows
-    labels = rng.integers(num_classes, size=number, dtype=np.int32)
+    labels = rng.integers(num_classes, size=number + NUM_TESTED, dtype=np.int32)
     centres = 0.1 * rng.standard_normal((num_classes, width), np.float32)
-    features = rng.standard_normal((number, width), np.float32) + centres[labels]
+    features = rng.standard_normal((len(labels), width), np.float32) + centres[labels]
+    test = features[number:], labels[number:]
+    features, labels = features[:number], labels[:number]
     source = bfl.data.Source("synthetic", "train", features, labels, tuple(map(str, range(num_classes))))
     started, cpu = time.perf_counter(), cpu_seconds()
     clients = bfl.data.Clients(source, list(np.arange(number).reshape(num_clients, rows)))
     network = bfl.models.linear("deterministic", input_shape=(width,), num_classes=num_classes)
     process = bfl.algorithms.head(network, head=head, element_spec=clients.element_spec)
     result = bfl.simulate(process, clients, rounds, engine="local")
+    ran, cpu = time.perf_counter() - started, cpu_seconds() - cpu
+    scores = bfl.evaluation.evaluate(result.model, *test, num_samples=NUM_SAMPLES).metrics
     return {
         **{"head": head, "clients": num_clients, "rows": rows, "features": width, "classes": num_classes},
         "round_seconds": [row["train_seconds"] for row in result.rounds],
-        "seconds": time.perf_counter() - started,
-        "cpu_seconds": cpu_seconds() - cpu,
+        "seconds": ran,
+        "cpu_seconds": cpu,
+        "predict_seconds": time.perf_counter() - started - ran,
+        "mb_up": [float(row["upload_bits"]) / num_clients / 8e6 for row in result.rounds],
+        "scores": {name: float(scores[name]) for name in ("accuracy", "test_nll", "ece")},
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
     }
 

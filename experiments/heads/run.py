@@ -38,36 +38,41 @@ def scores_of(model: Any, data: Data) -> dict[str, float]:
 
 
 def federation(data: Data, options: dict[str, Any]) -> tuple[Any, Data]:
-    """Return clients with two classes each, and the data with projected features where the cell has them."""
+    """Return clients with two classes each, or one with all rows, and the data, projected where the cell has it."""
     if number := options.get("projected"):
         matrix = np.random.default_rng(0).normal(size=(data["xtr"].shape[1], number)) / np.sqrt(number)
         data = data | {name: np.float32(data[name] @ matrix) for name in ("xtr", "x", "xood")}
     source = bfl.data.Source("features", "train", data["xtr"], data["ytr"], tuple(map(str, range(10))))
+    if options.get("pooled"):
+        return bfl.data.Clients(source, [np.arange(len(data["ytr"]))]), data
     return source.partition(bfl.data.label_skew(CLIENTS, CLASSES_PER_CLIENT), seed=options["seed"]), data
 
 
-def simulated(clients: Any, head: str, rounds: int, held_back: float = 0.1, **monitor: Any) -> Any:
-    """Run a head on features."""
+def simulated(clients: Any, options: dict[str, Any], rounds: int, monitor: Any = None, **given: Any) -> Any:
+    """Run the head of a cell; monitor: `evaluate` and `evaluate_every`, given: options of the head."""
+    given |= {name: options[name] for name in ("sum_bits",) if name in options}
+    if private := options.get("private"):
+        given["example_privacy"] = bfl.training.ExamplePrivacy(*private)
     network = bfl.models.linear("deterministic", input_shape=clients.element_spec.features.shape[1:], num_classes=10)
-    process = bfl.algorithms.head(network, head=head, held_back=held_back, element_spec=clients.element_spec)
-    return bfl.simulate(process, clients, rounds, engine="local", **monitor)
+    process = bfl.algorithms.head(network, head=options["head"], element_spec=clients.element_spec, **given)
+    return bfl.simulate(process, clients, rounds, engine="local", **(monitor or {}))
 
 
 def head(data: Data, options: dict[str, Any]) -> dict[str, Any]:
     """Return the scores of a head of the library by its number of rounds."""
     clients, data = federation(data, options)
     rounds, found, number = options["rounds"], dict[str, Any](), itertools.count(1)
-    width = data["xtr"].shape[1]
     step = math.gcd(*rounds)
 
     def score(model: Any) -> dict[str, float]:
         if (k := step * next(number)) in rounds:
-            later = (k - 1) * ((width + 1) * 10 + 100) if options["head"] == "softmax" else 62
-            mb_up = 8 * (width * (width + 1) / 2 + 10 * width + 10 + later) / 2**20
-            found[f"rounds={k}"] = {**scores_of(model, data), "mb_up": mb_up}
+            found[f"rounds={k}"] = scores_of(model, data)
         return {}
 
-    simulated(clients, options["head"], max(rounds), evaluate=score, evaluate_every=step)
+    result = simulated(clients, options, max(rounds), {"evaluate": score, "evaluate_every": step})
+    for k in rounds:
+        bits = sum(row["upload_bits"] for row in result.rounds[:k])
+        found[f"rounds={k}"]["mb_up"] = float(bits) / clients.num_clients / 8e6
     return found
 
 
@@ -75,18 +80,19 @@ def alone(data: Data, options: dict[str, Any]) -> dict[str, Any]:
     """Return the mean scores of heads of one client each."""
     clients, data = federation(data, options)
     each = [bfl.data.Clients(clients.source, [rows]) for rows in clients.indices]
-    found = [scores_of(simulated(x, options["head"], max(options["rounds"])).model, data) for x in each]
+    found = [scores_of(simulated(x, options, max(options["rounds"])).model, data) for x in each]
     return {"rounds=2": {name: float(np.mean([x[name] for x in found])) for name in found[0]} | {"mb_up": 0.0}}
 
 
 def pooled(data: Data, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the largest difference of the weights to the head of all rows in one place, relative to the largest."""
-    clients, _ = federation(data, options)
-    whole = bfl.data.Clients(clients.source, [np.arange(len(data["ytr"]))])
+    """Return the scores of the head of all rows in one place, and the largest difference of its weights to those of the
+    head of the clients, relative to the largest, without rows held back.
+    """
+    both = [federation(data, options | {"pooled": one})[0] for one in (False, True)]
     rounds = 6 if options["head"] == "softmax" else 1
-    both = [simulated(x, options["head"], rounds, held_back=0.0).state.weights.point for x in (clients, whole)]
-    largest = [float(np.max(np.abs(a - b)) / np.max(np.abs(b))) for a, b in zip(*both)]
-    return {"relative_difference": max(largest)}
+    points = [simulated(x, options, rounds, held_back=0.0).state.weights.point for x in both]
+    largest = [float(np.max(np.abs(a - b)) / np.max(np.abs(b))) for a, b in zip(*points)]
+    return {**head(data, options), "relative_difference": max(largest)}
 
 
 def frequencies(data: Data, options: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +126,7 @@ def fed_avg(data: Data, options: dict[str, Any]) -> dict[str, Any]:
                 tuned = fitted_scores(*(shift(data[x]) @ w + b for x in ("xval", "x", "xood")), data)
                 best = found.get(f"rounds={k}")
                 if best is None or tuned["validation_nll"] < best["validation_nll"]:
-                    mb = 4 * k * (z.shape[1] + 1) * 10 / 2**20
+                    mb = 4 * k * (z.shape[1] + 1) * 10 / 1e6
                     found[f"rounds={k}"] = {**tuned, "rate": rate, "mb_up": mb}
     return found
 
@@ -167,9 +173,11 @@ def tables(records: dict[str, Any]) -> tuple[list[list[str]], list[list[str]]]:
         ]
         mb = next(iter(scores["mb_up"][key].values()))
         first.append([key[0], str(key[1]), str(len(scores["test_nll"][key])), *cells, f"{mb:.1f}"])
-    second = [["first", "second", "NLL", "accuracy"]]
+    # By the mutual information; FedAvg has none.
+    scores["ood"] = {**scores["ood_entropy"], **scores["ood_mutual_information"]}
+    second = [["first", "second", "NLL", "accuracy", "AUROC"]]
     for one, other in (pair for pair in DIFFERENCES if scores["test_nll"].keys() >= set(pair)):
-        cells = [less(scores[x].get(one, {}), scores[x].get(other, {})) for x in ("test_nll", "accuracy")]
+        cells = [less(scores[x].get(one, {}), scores[x].get(other, {})) for x in ("test_nll", "accuracy", "ood")]
         second.append([f"{one[0]}, {one[1]} messages", f"{other[0]}, {other[1]} messages", *cells])
     return first, second
 

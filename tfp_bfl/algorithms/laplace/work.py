@@ -197,9 +197,9 @@ def check_size(model: keras.Model, what: str, otherwise: str = "use another algo
     if width > MOST_FEATURES or classes > MOST_CLASSES:
         memory = 8 * (3 * width**2 + 2 * (width + 1) * classes) / 2**30
         raise InvalidArgument(
-            f"The last layer of {model.name!r} has {width:,} features and {classes:,} classes, for which the server "
-            f"needs {memory:.1f} GiB. {what} has at most {MOST_FEATURES:,} and {MOST_CLASSES:,}: put a dense layer "
-            "with fewer units before it."
+            f"The last layer of {model.name!r} has {width:,} features and {classes:,} classes, for which the matrices "
+            f"of the server alone take {memory:.1f} GiB. {what} has at most {MOST_FEATURES:,} and {MOST_CLASSES:,}: "
+            "put a dense layer with fewer units before it."
         )
     return last
 
