@@ -44,7 +44,9 @@ nb_merge_streams = True
 # What stands between single backticks in docstrings is a name that may have a page here, or code.
 default_role = "py:obj"
 autosummary_generate = False  # docs/_extensions/reference.py writes the pages
-autodoc_default_options = {"members": True}
+# The options of metadata routing are of scikit-learn, which documents them.
+_ROUTING = ",".join(f"set_{method}_request" for method in ("fit", "predict", "predict_proba", "score"))
+autodoc_default_options = {"members": True, "exclude-members": _ROUTING}
 autodoc_member_order = "bysource"
 autodoc_typehints = "both"
 autodoc_typehints_description_target = "documented"
