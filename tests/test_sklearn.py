@@ -134,7 +134,7 @@ def test_pipelines_and_cross_validation_take_groups():
         scores = [
             cross_val_score(pipeline, CANCER, SICK, groups=groups, cv=GroupKFold(3), **more) for more in ({}, given)
         ]
-        assert np.min(scores) > 0.9
+        assert np.min(scores) > 0.88
     assert is_regressor(FederatedGLM()) and not hasattr(FederatedGLM(), "predict_proba")
 
 

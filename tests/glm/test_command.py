@@ -292,7 +292,7 @@ def test_more_than_two_classes(tmp_path):
     total = sum(float(found[0][f"probability of {name}"]) for name in record["classes"])
     assert total == pytest.approx(1) and len(found) == 201
     assert json_of(tmp_path / "saved" / "content.json")["classes"] == record["classes"]
-    assert "--one-message is for gaussian" in str(run(*given, "--one-message").exception)
+    assert output_of(*given, "--one-message").startswith("multinomial: 200 rows, 3 classes, 8 clients, ")
     alone = output_of(path, *given[1:5], *given[9:11], "--output", tmp_path / "alone", "--prior-stddev", "2")
     assert "Sd between clients" not in alone
 

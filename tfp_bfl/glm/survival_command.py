@@ -48,7 +48,7 @@ def survival_curves(
     The result is that of all rows in one place. Intervals are those of log(-log S).
     """
     path = pathlib.Path(figure or "curves.svg")
-    (form,) = figure_formats(path.suffix[1:])
+    (of_figure,) = figure_formats(path.suffix[1:])
     if figure and (os.path.lexists(path) or not path.parent.is_dir()):
         raise InvalidArgument(f"{path_name(path)} can't be written: give --figure a new file in a folder that exists.")
     if (given["strata"] or given["stratified"]) and not given["by"]:
@@ -72,7 +72,7 @@ def survival_curves(
                 raise
             notes.append(str(error))
     if figure:
-        _draw(result, given["duration"], path, form)
+        _draw(result, given["duration"], path, of_figure)
     if form == "json":
         record = {**result._asdict(), "medians": {g: curve.quantile() for g, curve in result.curves.items()}}
         if horizon is not None:
