@@ -122,6 +122,8 @@ class Needs(NamedTuple):
       not_compiled: what XLA lacks of it, as a noun phrase, for which the engine compiled refuses it; "" for nothing.
       notice: (a step's state, the server's weights) -> a warning about the result in one sentence, after the last
         round; None for none.
+      closed_form: the posterior is computed from the data, not trained: equal standard deviations of all weights, as on
+        isotropic features, are then right.
     """
 
     num_clients: int | None = None
@@ -134,6 +136,7 @@ class Needs(NamedTuple):
     checks: tuple[Callable[[ClientData], str | None], ...] = ()
     not_compiled: str = ""
     notice: Callable[[Any, ModelWeights], str | None] = lambda state, weights: None
+    closed_form: bool = False
 
 
 class ClientWork(NamedTuple, Generic[Sent, Kept]):

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tfp_bfl.contracts import Needs
+
 # The posterior counts as collapsed once its median standard deviation is this share of what it was at first, or most
 # weights are at the floor.
 COLLAPSED_SHARE = 0.05
@@ -169,12 +171,16 @@ def baseline_warning(nll: float, name: str, baseline: float) -> str:
     )
 
 
-def warnings_after(rows: Sequence[Mapping[str, Any]], is_chain: bool) -> list[str | None]:
-    """Return the warnings of all rounds of a run."""
+def warnings_after(rows: Sequence[Mapping[str, Any]], needs: Needs) -> list[str | None]:
+    """Return the warnings of all rounds of a run, by the `Needs` of its server step."""
     last = rows[-1]
-    of_clients = left_out_warning(rows) if is_chain else faulty_warning(rows)
+    of_clients = left_out_warning(rows) if needs.is_chain else faulty_warning(rows)
     return [
-        *(spread_warning(rows), saturated_noise_warning(last), absurd_loss_warning(last)),
+        *(
+            None if needs.closed_form else spread_warning(rows),
+            saturated_noise_warning(last),
+            absurd_loss_warning(last),
+        ),
         *(saturation_warning(rows), of_clients),
     ]
 

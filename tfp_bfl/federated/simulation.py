@@ -293,7 +293,7 @@ class _Simulation:
             averaged = Averaged(self._num_averaged, weights, metrics)
         if record.collapsed:
             self._warnings.append(collapse_warning(record.collapsed))
-        for warning in warnings_after(record.rows, process.server_step.needs.is_chain):
+        for warning in warnings_after(record.rows, process.server_step.needs):
             self._warn(warning)
         self._warn(process.privacy and everyone_clipped_warning(process.privacy, record.rows))
         self._warn(process.server_step.needs.notice(*tf.nest.map_structure(np.asarray, (state.step, state.weights))))

@@ -250,6 +250,14 @@ def test_the_objective_of_many_classes_falls_in_each_message(apart, stddev, seed
         assert value(search.mode) < value(before)
 
 
+def test_equal_standard_deviations_of_isotropic_features_are_no_warning():
+    x = np.float32(np.tile(np.concatenate([np.eye(SIZE), -np.eye(SIZE)]), (30, 1)))
+    source = Source("isotropic", "train", x, np.int32(np.arange(len(x)) % CLASSES), ("a", "b", "c"))
+    process, found = run("ridge", Clients(source, [np.arange(100), np.arange(100, len(x))]), held_back=0.0)
+    assert process.server_step.needs.closed_form
+    assert not [warning for warning in found.warnings if "the same number" in warning]
+
+
 def test_softmax_states_that_it_is_far_from_the_mode():
     _, found = run("softmax", Clients(SOURCE, [np.arange(120)]), 2)
     assert "run more rounds, each with all clients" in found.warnings[0]

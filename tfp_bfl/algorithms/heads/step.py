@@ -108,7 +108,7 @@ def head(settings: HeadSettings, scale: float = 1.0) -> ServerStep[HeadSums]:
         send=lambda state, weights: state.message,
         takes=total_of(HEAD_SUMS),
         name=f"{settings.head} head",
-        needs=Needs(notice=notice, not_compiled=_GAMMA if settings.head == "gaussian" else ""),
+        needs=Needs(notice=notice, closed_form=True, not_compiled=_GAMMA if settings.head == "gaussian" else ""),
     )
 
 
