@@ -18,7 +18,7 @@ EDGES = ("glm", "sites", "bench", "sklearn")
 BOUNDS = {
     "core lines": (48_650, 38_000),
     "edge lines": (15_220, 11_500),
-    "test lines": (60_971, 48_000),
+    "test lines": (60_980, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),

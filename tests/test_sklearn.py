@@ -111,9 +111,14 @@ def test_a_head_is_that_of_all_rows_in_one_place(head):
 
 
 @pytest.mark.deep(after="tests/test_sklearn.py")
+@pytest.mark.statistical
 @pytest.mark.parametrize("head", HEADS)
 def test_a_head_is_that_of_the_algorithm(head):
-    """The probabilities of both are averages of samples; of Gaussian classes here the exact predictive."""
+    """On average over rows and classes: of the wrong head the difference is 0.035 to 0.11.
+
+    Averages over 100 samples of the same posterior, and of Gaussian classes the exact predictive, differ by 0.001 to
+    0.008.
+    """
     source = bfl.data.Source("iris", "train", np.float32(scale(IRIS)), np.int32(KINDS), ("a", "b", "c"))
     clients = source.partition(bfl.data.label_skew(3, 1), seed=0)
     network = bfl.models.linear("deterministic", input_shape=(4,), num_classes=3)
@@ -122,7 +127,7 @@ def test_a_head_is_that_of_the_algorithm(head):
     rows, owners = np.concatenate(clients.indices), np.repeat(np.arange(3), clients.sizes)
     model = BayesianLastLayer(head, softmax_temperature=1.0).fit(source.features[rows], KINDS[rows], owners)
     wanted = bfl.evaluation.predict(result.model, source.features, num_samples=100).mean(0)
-    np.testing.assert_allclose(model.predict_proba(source.features), wanted, atol=0.05)
+    assert np.mean(np.abs(model.predict_proba(source.features) - wanted)) < 0.012
 
 
 def test_pipelines_and_cross_validation_take_groups():
