@@ -172,7 +172,7 @@ def test_names_of_rows_stand_in_tables_and_are_refused_where_no_row_is():
     assert [line.split(" | ")[0] for line in lines(text)][2:4] == ["| FedAvg", "| Pool"]
     assert "| Difference to FedAvg |" in text
     for wrong, words in (
-        ({"A": "rule=clipped"}, "The row 'rule=clipped' is none: name one of"),
+        ({"A": "rule=clipped"}, "The row 'rule=clipped' does not exist: name one of"),
         ({"A": "rule=conflation", "B": "rule = conflation"}, "must give each row one name"),
         ({"algorithm=fed_opt": "rule=conflation"}, "and no two rows the same"),
         ({"A": "ruel=conflation"}, "did you mean 'rule'"),
@@ -197,7 +197,7 @@ def test_names_of_rows_stand_in_tables_and_are_refused_where_no_row_is():
         (
             Style(rows={"rule=clipped": "A"}),
             ".md",
-            "The row 'rule=clipped' is none: name one of rule=linear_pool;",
+            "The row 'rule=clipped' does not exist: name one of rule=linear_pool;",
         ),
         (Style(rows={"rounds=60": "A"}), ".md", "The row 'rounds=60' is 3 rows: name one of rule=linear_pool; rule"),
         (Style(rows={"rule=conflation": "A", "rule=linear_pool": "A"}), ".md", "rows gives two rows the same label"),

@@ -148,7 +148,7 @@ def _place(groups: Sequence[RunGroup], row: str) -> int:
     places = [i for i, g in enumerate(groups) if all(has(g.options, name, x) for name, x in wanted.items())]
     if len(places) != 1:
         names = "; ".join(groups[i].repeated.name for i in places or range(len(groups)))
-        problem = f"is {len(places)} rows" if places else "is none"
+        problem = f"is {len(places)} rows" if places else "does not exist"
         raise InvalidArgument(f"The row {shown(row)} {problem}: name one of {names}.")
     return places[0]
 
