@@ -1,5 +1,7 @@
 """A run's model with limits that its held-out examples justify."""
 
+from __future__ import annotations
+
 import os
 import pathlib
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,7 @@
 """The data of a configuration: read, checked, and shared out to clients and server."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple

@@ -1,5 +1,7 @@
 """A comparison of users' files with what a run saw in training: its histograms, and the scores of its model."""
 
+from __future__ import annotations
+
 import bisect
 import functools
 import pathlib

@@ -1,5 +1,7 @@
 """One run from its configuration to its folder: data, training, evaluation, figures, report, SavedModel."""
 
+from __future__ import annotations
+
 import contextlib
 import importlib
 import json
