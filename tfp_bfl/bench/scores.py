@@ -1,5 +1,7 @@
 """Scores of predictions: accuracy, likelihood, calibration, coverage of sets, the least client's; and their rows."""
 
+from __future__ import annotations
+
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used

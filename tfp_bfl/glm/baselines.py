@@ -1,5 +1,7 @@
 """Linear models of a table's rows as baselines of a run's test scores."""
 
+from __future__ import annotations
+
 import logging
 
 import numpy as np

@@ -4,6 +4,8 @@ models with the form of questions and answers.
 What is not valid raises `InvalidArgument`.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,5 +1,7 @@
 """The server of a federation of sites: attendance, rounds, scores from sums, and the folder and report of the run."""
 
+from __future__ import annotations
+
 import collections
 import functools
 import json

@@ -3,6 +3,8 @@
 What its file forbids, and messages of another form, raise `InvalidArgument`; data that can't be read `Withheld`.
 """
 
+from __future__ import annotations
+
 import json
 import os
 from typing import Annotated, Any
