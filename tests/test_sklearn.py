@@ -71,7 +71,7 @@ def test_numbers_and_counts_have_the_coefficients_of_scikit_learn():
 
 @pytest.mark.statistical
 def test_the_standard_deviation_of_numbers_and_of_counts_is_that_of_draws():
-    """Of 100,000 draws each; a standard deviation is 2 % off with a probability below 1e-4."""
+    """Compare with 100,000 draws each; a standard deviation is 2 % off with a probability below 1e-4."""
     x = RNG.normal(size=(40, 2))
     for family, y in {"gaussian": x[:, 0] + RNG.normal(size=40), "poisson": RNG.poisson(np.exp(x[:, 0]))}.items():
         model = FederatedGLM(family).fit(x, y)

@@ -185,6 +185,9 @@ def test_of_shuffled_labels_nothing_is_promised(run, calibrated, tmp_path):
 
 def test_bad_commands(run, calibrated, tmp_path, capsys):
     assert "exists already: choose another name" in refusal(capsys, "calibrate", run, calibrated)
+    for name in ("limit", "limit.png,svg"):
+        said = refusal(capsys, "calibrate", run, tmp_path / "model", "--figure", tmp_path / name)
+        assert "There is no format of figures" in said
     (run / HELD_OUT).rename(run / "elsewhere.npz")
     try:
         assert "held nothing out" in refusal(capsys, "calibrate", run, tmp_path / "model")

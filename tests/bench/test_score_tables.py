@@ -136,7 +136,7 @@ def test_rows_that_seeds_do_not_tell_apart_share_bold():
 
 
 def test_the_interval_of_the_mean_is_students():
-    """Of three seeds 0.8, 0.9, 1.0: 0.9 ± t_2(0.975) 0.1 / sqrt(3), of t_2(0.975) = sqrt(2) 0.95 / sqrt(1 - 0.95^2)."""
+    """Compare with 0.9 ± t_2(0.975) 0.1 / sqrt(3) of 0.8, 0.9, 1.0; t_2(0.975) = sqrt(2) 0.95 / sqrt(1 - 0.95^2)."""
     style = Style(["accuracy"], interval=True)
     text = table_text(grouped(records(*RULES[:1], scores=[[0.8, 0.9, 1.0]])), ".md", style)
     wanted = math.sqrt(2) * 0.95 / math.sqrt(1 - 0.95**2) * 0.1 / math.sqrt(3)

@@ -73,6 +73,7 @@ def test_without_an_event_there_are_curves_and_no_test(table):
         ("", ["--strata", "sex"], "--strata and --stratified are for the log-rank test: give --by"),
         ("", ["--by", "sex", "--stratified"], "--stratified makes each client a stratum: give --client-column."),
         ("", ["--figure", "curves.doc"], "There is no format of figures 'doc': choose one of"),
+        ("", ["--figure", "curves.png,svg"], "There is no format of figures 'png,svg'"),
         ("", ["--times", "0,x"], "--times must be numbers, but hold ['0', 'x']"),
         ("", ["--times", "5,2"], "--times must be times of at least 0 in ascending order"),
         ("", ["--horizon", "-1"], "--horizon is -1"),

@@ -244,6 +244,7 @@ def test_questions_of_another_form_are_refused(kits):
         ({"outcome": "ill", "exposure": "days"}, "--exposure is for poisson"),
         ({"outcome": "days", "family": "cox", "event": "ill", "random": ["x"]}, "--random is for"),
         ({"outcome": "ill", "event_value": ["Y"]}, "--event-value is for"),
+        ({"outcome": "ill", "family": "multinomial"}, "Between sites there is no multinomial model"),
         (None, "do not have the required form"),
     ],
 )

@@ -21,6 +21,13 @@ def figure_formats(text: str) -> list[str]:
     return forms
 
 
+def figure_format(path: Path) -> str:
+    """Return the format that the suffix of a figure's file names, one of `FIGURES`."""
+    form = os.path.splitext(path)[1][1:].lower()
+    lookup(FIGURES, form, "format of figures")
+    return form
+
+
 def open_regular(path: Path, what: str) -> BinaryIO:
     """Open a regular file for reading; a pipe, a device or a folder is refused.
 

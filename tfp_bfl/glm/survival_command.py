@@ -13,7 +13,7 @@ import numpy as np
 from tfp_bfl.data.cells import MOST_LEVELS
 from tfp_bfl.data.names import canonical, client_names, natural
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
-from tfp_bfl.files import figure_formats
+from tfp_bfl.files import figure_format
 from tfp_bfl.files import name as path_name
 from tfp_bfl.glm.command import names_of
 
@@ -48,7 +48,7 @@ def survival_curves(
     The result is that of all rows in one place. Intervals are those of log(-log S).
     """
     path = pathlib.Path(figure or "curves.svg")
-    (of_figure,) = figure_formats(path.suffix[1:])
+    of_figure = figure_format(path)
     if figure and (os.path.lexists(path) or not path.parent.is_dir()):
         raise InvalidArgument(f"{path_name(path)} can't be written: give --figure a new file in a folder that exists.")
     if (given["strata"] or given["stratified"]) and not given["by"]:

@@ -51,7 +51,7 @@ def calibrate(
         clients that were never seen.
       figure: a new .png, .pdf or .svg for `plots.risk_coverage` of the half on which the limit was found.
     """
-    (form,) = files.figure_formats(pathlib.Path(figure or ".png").suffix[1:] or "png")
+    form = files.figure_format(figure or "figure.png")
     if by not in BY:
         raise InvalidArgument(f"by is {by!r}, but must be one of {', '.join(BY)}.")
     if confidence is not None and coverage is not None and not each_client:
