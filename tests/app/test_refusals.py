@@ -5,8 +5,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from tfp_bfl.sites.deployment.kits import ADMIN, SERVER
 from tfp_bfl.sites.deployment.party_file import FILE
 
@@ -56,7 +54,6 @@ REFUSED = [
 SITES = {"empty": "", "misspelt": "data: text.csv\nrulse: []\n", "lost": "data: nosuch.csv\n"}
 
 
-@pytest.mark.deep(after="tests/app/test_cli.py")
 def test_bad_arguments_are_refused_before_tensorflow_is_imported(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").write_text("something")
