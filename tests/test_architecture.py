@@ -66,7 +66,7 @@ MAY_IMPORT = {
     "privacy": set(),
     "data": set(),
     **{name: set() for name in ("defaults", "display", "errors", "faces", "files", "keras", "labels", "logs")},
-    **{name: set() for name in ("keywords", "named", "tensors")},
+    **{name: set() for name in ("keywords", "named", "output", "tensors")},
 }
 # What a user waits for who asks for help or misspells a name: without TensorFlow.
 QUICK = (
@@ -82,6 +82,7 @@ FOR_EVERYONE = {"defaults", "display", "errors", "faces", "files", "keras"} | {
     "labels",
     "logs",
     "named",
+    "output",
     "keywords",
     "tensors",
 }

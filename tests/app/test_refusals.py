@@ -86,4 +86,4 @@ def test_strange_folders_do_not_keep_runs_from_being_listed(tmp_path):
     for name in ("summary.json", "metrics.jsonl"):
         os.mkfifo(tmp_path / "pipe" / name)
     os.mkfifo(tmp_path / "empty" / "metrics.jsonl")
-    assert [line.split()[0] for line in described(tmp_path)] == ["run", "deep", "empty", "pipe", "text"]
+    assert [run.run for run in described(tmp_path)] == ["deep", "empty", "pipe", "text"]

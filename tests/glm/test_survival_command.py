@@ -23,7 +23,7 @@ def table(tmp_path):
 def output_of(*arguments):
     result = CliRunner().invoke(cli, ["survival", *map(str, arguments)])
     assert result.exit_code == 0, (result.output, result.exception)
-    return result.output
+    return result.stdout
 
 
 def test_tables_and_the_test_of_groups(table):

@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import functools
 import json
 import logging
 import sys
@@ -26,6 +27,7 @@ from tfp_bfl.files.code import failure, place_of
 from tfp_bfl.files.writing import system_error
 from tfp_bfl.options import choices
 from tfp_bfl.options.methods import ALGORITHMS, POSTERIORS
+from tfp_bfl.output import Record, asks_for_json, error_record, in_formats
 
 EXAMPLES = """
 \b
@@ -159,7 +161,8 @@ _SYNONYMS = {
 )
 @after_options("")
 @config_options
-def run(config_file: str | None, resumed: str | None, progress: str | None, seeds: str | None, **given: Any) -> None:
+@in_formats
+def run(config_file: str | None, resumed: str | None, progress: str | None, seeds: str | None, **given: Any) -> Record:
     """Simulate federated training and write a run folder: metrics, figures, report, SavedModel."""
     if progress is not None:
         choices.FORMS.check(progress)
@@ -191,6 +194,7 @@ def run(config_file: str | None, resumed: str | None, progress: str | None, seed
     summary = json.loads((folder / "summary.json").read_text())
     click.echo(in_a_line(summary))
     click.echo(f"{folder / 'report.html'} shows the run; {folder / 'saved_model'} predicts with uncertainty.")
+    return lambda: {"run": str(folder), **summary}
 
 
 @cli.group(epilog=REVISE_EXAMPLES)
@@ -244,12 +248,14 @@ def _show_revised(summary: dict[str, Any], output: str) -> None:
 
 
 @cli.command()
-def doctor() -> None:
+@in_formats
+def doctor() -> tuple[Record, int]:
     """Check Python, the stack, a worker, cores and memory."""
     from tfp_bfl.app.doctor import examine
 
-    if not examine(Console()):
-        raise click.exceptions.Exit(1)
+    checks = examine(Console())
+    passed = all(check.passed for check in checks)
+    return lambda: {"passed": passed, "checks": checks}, int(not passed)
 
 
 @cli.command()
@@ -259,34 +265,38 @@ def schema() -> None:
 
 
 @cli.command("list")
-def list_choices() -> None:
+@in_formats
+def list_choices() -> Record:
     """List the algorithms, datasets, models, kinds, rules, weightings, partitions, kernels and more."""
     click.echo("algorithms:")
     summaries = {name: x.summary for name, x in {**ALGORITHMS, **POSTERIORS}.items()}
     for name, summary in summaries.items():
         click.echo(f"  {name.ljust(max(map(len, summaries)))}  {summary}")
     click.echo(f"datasets: {', '.join(data.list_sources())}, any image-classification dataset of TFDS")
-    for title, table in (
-        ("models", choices.MODELS),
-        ("kinds", choices.KINDS),
-        ("rules", choices.RULES),
-        ("weightings", choices.WEIGHTINGS),
-        ("robust aggregators", choices.ROBUST),
-        ("partitions", choices.PARTITIONS),
-        ("kernels", choices.KERNELS),
-        ("bandwidths", choices.BANDWIDTHS),
-        ("inferences", choices.INFERENCES),
-        ("kl", choices.KLS),
-        ("estimators", choices.ESTIMATORS),
-        ("learners", choices.LEARNERS),
-        ("sources of variances", choices.PERSONAL_VARIANCES),
-        ("compressors", choices.COMPRESSORS),
-        ("engines", choices.ENGINES),
-    ):
+    tables = {
+        "models": choices.MODELS,
+        "kinds": choices.KINDS,
+        "rules": choices.RULES,
+        "weightings": choices.WEIGHTINGS,
+        "robust aggregators": choices.ROBUST,
+        "partitions": choices.PARTITIONS,
+        "kernels": choices.KERNELS,
+        "bandwidths": choices.BANDWIDTHS,
+        "inferences": choices.INFERENCES,
+        "kl": choices.KLS,
+        "estimators": choices.ESTIMATORS,
+        "learners": choices.LEARNERS,
+        "sources of variances": choices.PERSONAL_VARIANCES,
+        "compressors": choices.COMPRESSORS,
+        "engines": choices.ENGINES,
+        "rules for one round, not for many": choices.ONE_SHOT,
+    }
+    for title, table in tables.items():
         click.echo(f"{title}: {', '.join(table.entries)}")
-    click.echo(f"rules for one round, not for many: {', '.join(choices.ONE_SHOT.entries)}")
-    rates = choices.SERVER_OPTIMIZERS.numbers().items()
-    click.echo(f"server optimizers: {', '.join(f'{name} ({rate:g})' for name, rate in rates)}")
+    rates = choices.SERVER_OPTIMIZERS.numbers()
+    click.echo(f"server optimizers: {', '.join(f'{name} ({rate:g})' for name, rate in rates.items())}")
+    lists = {title.partition(",")[0].replace(" ", "_"): [*table.entries] for title, table in tables.items()}
+    return lambda: {"algorithms": summaries, "datasets": data.list_sources(), **lists, "server_optimizers": rates}
 
 
 @cli.command(epilog=COMPLETION_EXAMPLES)
@@ -307,13 +317,14 @@ def run_command_line(arguments: Sequence[str]) -> int:
     handler = RichHandler(console=console, show_path=False) if console.is_terminal else logging.StreamHandler()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    fail = functools.partial(_fail, asks_for_json(arguments))
     empty = [a for a, b in zip(arguments, [*arguments[1:], "-"]) if a[:2] == "--" and (not b or a[-1] == "=")]
     if empty:
-        return _fail(f"{empty[0].rstrip('=')} is empty: give it a value, or leave it out.", 2)
+        return fail(f"{empty[0].rstrip('=')} is empty: give it a value, or leave it out.", 2)
     try:
         status = cli.main(list(arguments), prog_name="tfp-bfl", standalone_mode=False)
     except (InvalidArgument, MissingDependency) as error:
-        return _fail(error, 2)
+        return fail(error, 2)
     except click.NoSuchOption as error:
         name = error.option_name
         near = (
@@ -324,25 +335,25 @@ def run_command_line(arguments: Sequence[str]) -> int:
         of_run = name.lstrip("-").replace("-", "_") in OF_ONE_PLACE
         where = "it belongs to tfp-bfl run, of data in one place." if of_run else "--help lists those that there are."
         advice = f"did you mean {near[0]!r}?" if near else where
-        return _fail(f"There is no option {name!r}: {advice}", error.exit_code)
+        return fail(f"There is no option {name!r}: {advice}", error.exit_code)
     except click.ClickException as error:
-        return _fail(error.format_message(), error.exit_code)
+        return fail(error.format_message(), error.exit_code)
     except Error as error:
-        return _fail(error, 1)
+        return fail(error, 1)
     except ModuleNotFoundError as error:
-        return _fail(missing_package(error.name), 1)
+        return fail(missing_package(error.name), 1)
     except (KeyboardInterrupt, click.Abort):
         logging.getLogger("tensorflow").setLevel(logging.CRITICAL)  # Which complains of what it was not let do.
-        return _fail("interrupted.", 130)
+        return fail("interrupted.", 130)
     except Exception as error:
         if of_system := system_error(error):
-            return _fail(_of_the_system(of_system), 1)
+            return fail(_of_the_system(of_system), 1)
         if isinstance(error, MemoryError):
             cause = f" ({error})" if str(error) else ""
-            return _fail(f"there is not enough memory{cause}: give fewer or smaller examples.", 1)
+            return fail(f"there is not enough memory{cause}: give fewer or smaller examples.", 1)
         if not place_of(error) or sys.flags.dev_mode:
             raise
-        return _fail(f"User-supplied code fails: {failure(error)}.", 1)
+        return fail(f"User-supplied code fails: {failure(error)}.", 1)
     return status if isinstance(status, int) else 0
 
 
@@ -354,6 +365,6 @@ def _of_the_system(error: OSError) -> str:
     return f"the system says{where}: {reason}. Files saved before remain; fix the cause, then try again."
 
 
-def _fail(problem: object, status: int) -> int:
-    click.echo(f"tfp-bfl: {problem}", err=True)
+def _fail(as_json: bool, problem: object, status: int) -> int:
+    click.echo(json.dumps(error_record(problem, status)) if as_json else f"tfp-bfl: {problem}", err=True)
     return status

@@ -6,7 +6,7 @@ import platform
 import time
 from collections.abc import Callable
 from importlib import metadata
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from packaging.requirements import Requirement
@@ -24,8 +24,16 @@ class _Failed(Exception):
     """A check's bad news, with the remedy."""
 
 
-def examine(console: Console) -> bool:
-    """Run every check, print a line for each, and return whether all passed."""
+class Checked(NamedTuple):
+    """The result of a check; text: what it found, or what is wrong with the remedy."""
+
+    name: str
+    passed: bool
+    text: str
+
+
+def examine(console: Console) -> list[Checked]:
+    """Run every check, print a line for each, and return the results."""
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
         ("Python", platform.python_version),
         ("packages", _packages),
@@ -34,15 +42,15 @@ def examine(console: Console) -> bool:
         ("GPU", _gpus),
         ("memory", _memory),
     )
-    passed = True
+    found = []
     for name, check in checks:
         try:
-            sign, text = "[green]ok  [/]", check()
+            found.append(Checked(name, True, check()))
         except (_Failed, Error) as error:
-            sign, text, passed = "[red]FAIL[/]", str(error), False
-        console.print(f"{sign} {name}: ", end="")
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-    return passed
+            found.append(Checked(name, False, str(error)))
+        console.print(f"{'[green]ok  [/]' if found[-1].passed else '[red]FAIL[/]'} {name}: ", end="")
+        console.print(found[-1].text, markup=False, highlight=False, soft_wrap=True)
+    return found
 
 
 def _packages() -> str:

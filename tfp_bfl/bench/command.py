@@ -2,6 +2,7 @@
 
 import datetime
 import functools
+import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import FIGURES, figure_formats
 from tfp_bfl.files import name as path_name
 from tfp_bfl.options import choices
+from tfp_bfl.output import Record, in_formats
 
 _MOST_JOBS = 1024
 _jobs = click.option(
@@ -96,7 +98,8 @@ class _Sweep(Grouped):
 )
 @click.option("--output", metavar="FOLDER", help="Folder of all runs, new or of the same sweep, which resumes.")
 @functools.partial(config_options, without=("seed", "output"))
-def sweep_runs(varied: Sequence[str], seeds: str, listed: bool, config_file: str | None, **given: Any) -> None:
+@in_formats
+def sweep_runs(varied: Sequence[str], seeds: str, listed: bool, config_file: str | None, **given: Any) -> Record:
     """Run every combination of options by every seed, and write one page and tables over all runs."""
     from tfp_bfl.bench.sweep import parse_varied
 
@@ -104,7 +107,7 @@ def sweep_runs(varied: Sequence[str], seeds: str, listed: bool, config_file: str
     settings = {name: given.pop(name) for name in ("jobs", "progress", "name", "figures") if name in given}
     _check_listed(listed, **settings)
     _folder_of(given.get("output"), "A sweep")
-    run_many(config_file, given, parse_varied(varied), seeds, listed=listed, **settings)
+    return run_many(config_file, given, parse_varied(varied), seeds, listed=listed, **settings)
 
 
 def run_many(
@@ -116,9 +119,10 @@ def run_many(
     listed: bool = False,
     name: Sequence[str] = (),
     **settings: Any,
-) -> None:
-    """Run a sweep and print its table; further settings are as of `sweep`."""
+) -> Record:
+    """Run a sweep and print its table; return what makes its record; further settings are as of `sweep`."""
     from tfp_bfl.bench.cells import list_cells
+    from tfp_bfl.bench.runs import rows_of
     from tfp_bfl.bench.sweep import NAMES, make_cells, parse_seeds, sweep
 
     names = parse_pairs(name, "--name", "=") or (read_yaml(config_file).get(NAMES) if config_file else None)
@@ -130,10 +134,12 @@ def run_many(
     cells = make_cells(config_file, options, varied, parse_seeds(seeds))
     output = given.get("output") or f"runs/seeds-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     if listed:
-        return list_cells(cells, pathlib.Path(output))
+        list_cells(cells, pathlib.Path(output))
+        return None
     folder = sweep(cells, output, names=names, **settings)
     click.echo((folder / "results.md").read_text(encoding="utf-8"), nl=False)
     click.echo(f"{folder / 'report.html'} shows the {len(cells)} runs; results.csv has every score.")
+    return lambda: {"folder": str(folder), "runs": rows_of([folder / name for name in cells])}
 
 
 BENCH_EXAMPLES = """
@@ -167,7 +173,8 @@ Examples:
 @_listed
 @_figures
 @click.option("--trust-code", is_flag=True, help="Execute the code that CONFIG names as FILE.py:FUNCTION.")
-def bench(config: str, output: str | None, only: str, listed: bool, trust_code: bool, **given: Any) -> None:
+@in_formats
+def bench(config: str, output: str | None, only: str, listed: bool, trust_code: bool, **given: Any) -> Record:
     """Run every method of the YAML file CONFIG in every setting, tuned alike, and write one page over all."""
     from tfp_bfl.bench.plan import read_plan
     from tfp_bfl.bench.program import reports, run_bench
@@ -186,6 +193,8 @@ def bench(config: str, output: str | None, only: str, listed: bool, trust_code: 
             write_tables(folder, present, given["figures"] or FIGURES)
             page = write_page(folder, folder / "index.html", present)
         click.echo(f"{path_name(page)} shows the cells of {path_name(records)}; results.md and .csv hold the tables.")
+    lines = lambda: records.read_text(encoding="utf-8").splitlines()
+    return None if listed else lambda: {"folder": str(folder), "cells": [json.loads(line) for line in lines()]}
 
 
 class _Tune(Grouped):
@@ -224,7 +233,8 @@ class _Tune(Grouped):
 @click.option("--config", "config_file", metavar="FILE", help="Options of all trials from a YAML file; flags win.")
 @click.option("--output", metavar="FOLDER", help="Folder of the trials, new or of the same trials, which resume.")
 @functools.partial(config_options, without=("output", "hold_out"))
-def tune(spaces: Sequence[str], share: float, config_file: str | None, output: str | None, **given: Any) -> None:
+@in_formats
+def tune(spaces: Sequence[str], share: float, config_file: str | None, output: str | None, **given: Any) -> Record:
     """Choose options by trials on held-out training examples, and write the best as a configuration.
 
     The test set is not used. FOLDER has trials.jsonl, a line a trial, and best.yaml, a configuration of `tfp-bfl run`.
@@ -234,7 +244,9 @@ def tune(spaces: Sequence[str], share: float, config_file: str | None, output: s
     folder = _folder_of(output, "A search")
     settings: dict[str, Any] = {"trials": given.pop("trials"), "score": given.pop("score"), "hold_out": share}
     options = {name: value for name, value in given.items() if value is not None}
-    click.echo("\n".join(tune_run(folder, config_file, options, spaces, **settings)))
+    lines, found = tune_run(folder, config_file, options, spaces, **settings)
+    click.echo("\n".join(lines))
+    return lambda: {"folder": str(folder), **found._asdict()}
 
 
 REPORT_EXAMPLES = """
@@ -251,15 +263,17 @@ Examples:
 
 @click.command("runs")
 @click.argument("folder", metavar="[FOLDER]", default="runs")
-def list_runs(folder: str) -> None:
+@in_formats
+def list_runs(folder: str) -> Record:
     """List the runs in FOLDER (runs if none is named): what each is, how far it is, and its scores."""
-    from tfp_bfl.bench.runs import described
+    from tfp_bfl.bench.runs import described, in_lines
 
     path = pathlib.Path(folder)
     if not path.is_dir():
         raise InvalidArgument(f"There is no folder {folder}: name the one that your runs are in.")
-    lines = described(path)
-    click.echo("\n".join(lines) if lines else f"There is no run in {folder}.")
+    found = described(path)
+    click.echo(in_lines(found) if found else f"There is no run in {folder}.")
+    return lambda: {"folder": folder, "runs": found}
 
 
 @click.command("report", epilog=REPORT_EXAMPLES)
@@ -294,7 +308,8 @@ def list_runs(folder: str) -> None:
 @_name
 @_figures
 @click.option("--dataset", metavar="FILE.py:FUNCTION", help="The dataset of RUN where it is code, which is run.")
-def report(run_folders: tuple[str, ...], output: str, dataset: str | None, **given: Any) -> None:
+@in_formats
+def report(run_folders: tuple[str, ...], output: str, dataset: str | None, **given: Any) -> Record:
     """Write one page about a complete run, or several side by side; RUN may be a folder of many.
 
     Runs that differ in their seeds alone are a group: its scores are mean and standard deviation, and its learning
@@ -302,7 +317,7 @@ def report(run_folders: tuple[str, ...], output: str, dataset: str | None, **giv
     """
     from tfp_bfl.app.one_run.records import read_record
     from tfp_bfl.app.options.own_model import trust_dataset
-    from tfp_bfl.bench.runs import expand
+    from tfp_bfl.bench.runs import expand, rows_of
 
     folders = expand(run_folders)
     trust_dataset(dataset, [read_record(folder)[0].dataset for folder in folders])  # Before TensorFlow is imported.
@@ -312,3 +327,4 @@ def report(run_folders: tuple[str, ...], output: str, dataset: str | None, **giv
     given |= {"columns": given["columns"] and given["columns"].split(","), "rows": rows}
     page = reports.report(folders, output, names=names, **given)
     click.echo(f"{page} shows {len(folders)} run{'s' if len(folders) > 1 else ''}.")
+    return lambda: {"report": str(page), "runs": rows_of(folders)}

@@ -68,22 +68,45 @@ def expand(folders: Sequence[str | os.PathLike[str]]) -> list[pathlib.Path]:
     return runs
 
 
-def described(folder: pathlib.Path) -> list[str]:
-    """Return a head and a line for each run; none where there is no run."""
-    rows = [_row(folder, run) for run in find_runs(folder)]
-    return written.in_columns([_HEAD, *rows]).split("\n") if rows else []
+class Described(NamedTuple):
+    """A run of a list; state: "done", "at round 3/60", "interrupted after round 3/60" or "not readable".
+
+    Fields after the state are None where the file that holds them can't be read; numbers: of the summary.
+    """
+
+    run: str
+    state: str
+    method: str | None = None
+    data: str | None = None
+    model: str | None = None
+    seed: int | None = None
+    numbers: Mapping[str, float] | None = None
 
 
-def _row(folder: pathlib.Path, run: pathlib.Path) -> tuple[str, ...]:
-    name, scores = str(run.relative_to(folder)) if run != folder else run.name, ("", "", "")
+def described(folder: pathlib.Path) -> list[Described]:
+    """Describe each run in a folder."""
+    return [_described(str(run.relative_to(folder)) if run != folder else run.name, run) for run in find_runs(folder)]
+
+
+def in_lines(runs: Sequence[Described]) -> str:
+    """Return a head and a line for each run."""
+    numbers = lambda x: (written.score(x), f"{x['test_nll']:.4f}", duration(x["seconds"])) if x else ("", "", "")
+    rows = [[*("" if x is None else str(x) for x in run[:-1]), *numbers(run.numbers)] for run in runs]
+    return written.in_columns([_HEAD, *rows])
+
+
+def _described(name: str, run: pathlib.Path) -> Described:
     try:
         config = make_config(run / "config.yaml", {}, runs_code=False)
     except InvalidArgument:
-        return (name, "not readable", *[""] * (len(_HEAD) - 2))
+        return Described(name, "not readable")
+    found = Described(name, _state(run, config), config.method, config.data_name, config.model_name, config.seed)
     with contextlib.suppress(InvalidArgument, ValueError, TypeError, KeyError):
         (summary,) = written.read_json(run / "summary.json", "summary", written.MOST_SUMMARY_BYTES)
-        scores = written.score(summary), f"{summary['test_nll']:.4f}", duration(summary["seconds"])
-    return (name, _state(run, config), config.method, config.data_name, config.model_name, str(config.seed), *scores)
+        whole = found._replace(numbers=numbers_in(summary))
+        in_lines([whole])  # Which a summary of another program may not serve.
+        return whole
+    return found
 
 
 def _state(run: pathlib.Path, config: RunConfig) -> str:
@@ -192,6 +215,17 @@ def columns_of(names: Sequence[str], records: Records, groups: Sequence[RunGroup
     return columns
 
 
+def _columns(names: Sequence[str], runs: Sequence[pathlib.Path]) -> dict[str, list[Any]]:
+    records = [written.read_record(run) for run in runs]
+    return columns_of(names, records, grouped(records, runs))
+
+
+def rows_of(runs: Sequence[pathlib.Path]) -> list[dict[str, Any]]:
+    """Return a record of each run: its folder, its options and the numbers of its summary."""
+    columns = _columns([*map(str, runs)], runs)
+    return [dict(zip(columns, row)) for row in zip(*columns.values())]
+
+
 def load_runs(folder: str | os.PathLike[str]) -> Any:
     """Load the complete runs in a folder, to a depth of three, as one table with a row a run.
 
@@ -214,9 +248,7 @@ def load_runs(folder: str | os.PathLike[str]) -> Any:
     runs = [run for run in find_runs(place) if written.is_done(run)]
     if not runs:
         raise InvalidArgument(f"There is no complete run in {shown(str(place))}: name a folder that holds runs.")
-    records = [written.read_record(run) for run in runs]
-    names = [str(run.relative_to(place)) if run != place else run.name for run in runs]
-    columns = columns_of(names, records, grouped(records, runs))
+    columns = _columns([str(run.relative_to(place)) if run != place else run.name for run in runs], runs)
     try:
         import pandas
     except ImportError:

@@ -67,8 +67,8 @@ def parse_spaces(texts: Sequence[str]) -> dict[str, Space]:
 
 def tune_run(
     output: pathlib.Path, config_file: str | None, options: Mapping[str, Any], spaces: Sequence[str], **settings: Any
-) -> list[str]:
-    """Run the remaining trials of a method, write the best configuration, and return what they found, line by line.
+) -> tuple[list[str], Chosen]:
+    """Run the remaining trials of a method, write the best configuration, and return what they found, in lines too.
 
     The folder is new, or that of the same trials. `settings` are `trials`, `score` and `hold_out` of a `Plan`.
     """
@@ -103,11 +103,12 @@ def tune_run(
     write_whole(output / _BEST, best.record())
     words = ", ".join(f"{name} {x:.4g}" if isinstance(x, float) else f"{name} {x}" for name, x in chosen.values.items())
     code = "".join(f" --{x} {getattr(best, x)}" for x in CODE if names_code(getattr(best, x)))
-    return [
+    lines = [
         f"{chosen.trials} trials; the best, with {words or 'the defaults'}, has {plan.score} {chosen.score:.4f} on "
         "held-out training examples.",
         f"To train with it on all of them: tfp-bfl run --config {path_name(output / _BEST)}{code}",
     ]
+    return lines, chosen
 
 
 def check_folder(output: pathlib.Path, record: str) -> None:

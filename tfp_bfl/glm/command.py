@@ -12,6 +12,7 @@ import numpy as np
 from tfp_bfl.data.names import as_names
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
 from tfp_bfl.files import name as path_name
+from tfp_bfl.output import Record, in_formats
 
 FAMILIES = ("gaussian", "bernoulli", "poisson", "multinomial", "cox")
 EXAMPLES = """
@@ -85,7 +86,8 @@ def model_options(function: Callable[..., None], needs_outcome: bool = True) -> 
     "--export", metavar="FOLDER", help="New folder for a SavedModel with the client as input; needs --random."
 )
 @click.option("--leave-out", metavar="CLIENTS", help="Clients of which --export holds no random effect.")
-def glm_model(table: str | None, family: str, output: str | None, **given: Any) -> None:
+@in_formats
+def glm_model(table: str | None, family: str, output: str | None, **given: Any) -> Record:
     """Fit a generalised linear model to TABLE from sums of its clients; the result is that of all rows in one place.
 
     TABLE is a .csv, .tsv or .parquet file, or an archive .npz with features, labels and clients. With --features RUN
@@ -167,6 +169,14 @@ def glm_model(table: str | None, family: str, output: str | None, **given: Any) 
                 click.echo(line)
         files = "report.html, coefficients.csv, posterior.json" + (" and predictions.csv" if rows else "")
         click.echo(f"{output} holds {files}.")
+
+    def record() -> dict[str, Any]:
+        rows = [dict(zip(("name", "mean", "sd", "low", "high"), row.values())) for row in coefficients]
+        words = {"notes": notes, "further": further}
+        found = {name: x for name, x in report.as_json(result).items() if not name.startswith("sums")}
+        return {**found, "coefficients": rows, "level": given["level"], "clients": read.client_names, **words}
+
+    return record
 
 
 def _source(table: str | None, run: str | None, family: str, given: dict[str, Any]) -> Any:

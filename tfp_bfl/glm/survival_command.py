@@ -1,7 +1,5 @@
 """The command `tfp-bfl survival`: curves of survival and the log-rank test of a table with the clients' rows."""
 
-import json
-import math
 import os
 import pathlib
 from collections.abc import Callable
@@ -16,6 +14,7 @@ from tfp_bfl.errors import InvalidArgument, check_number, lookup
 from tfp_bfl.files import figure_format
 from tfp_bfl.files import name as path_name
 from tfp_bfl.glm.command import names_of
+from tfp_bfl.output import Record, in_formats
 
 EXAMPLES = """
 \b
@@ -39,10 +38,8 @@ Example:
 @click.option("--horizon", metavar="NUMBER", type=float, help="Time up to which the restricted mean is computed.")
 @click.option("--level", metavar="SHARE", type=float, default=0.95, show_default=True, help="Probability of intervals.")
 @click.option("--figure", metavar="FILE", help="New file for the curves: .png, .pdf or .svg.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Format of the output.")
-def survival_curves(
-    table: str, form: str, figure: str | None, horizon: float | None, level: float, **given: Any
-) -> None:
+@in_formats
+def survival_curves(table: str, figure: str | None, horizon: float | None, level: float, **given: Any) -> Record:
     """Estimate survival in TABLE by Kaplan and Meier, with the log-rank test, from sums of its clients.
 
     The result is that of all rows in one place. Intervals are those of log(-log S).
@@ -73,17 +70,19 @@ def survival_curves(
             notes.append(str(error))
     if figure:
         _draw(result, given["duration"], path, of_figure)
-    if form == "json":
-        record = {**result._asdict(), "medians": {g: curve.quantile() for g, curve in result.curves.items()}}
-        if horizon is not None:
-            record["restricted_means"] = {g: curve.restricted_mean(horizon) for g, curve in result.curves.items()}
-        click.echo(json.dumps(_plain({**record, "log_rank": test, "notes": notes}), indent=1))
-        return
     rows, events = (sum(x) for x in zip(*((c.num_rows, np.sum(c.events)) for c in result.curves.values())))
     of_clients = f"{len(clients):,} client{'s' if len(clients) > 1 else ''}, {result.messages} messages to each"
     click.echo(f"survival: {rows:,} rows, {events:,.0f} events, {of_clients}")
     for part in (*notes, result.table(), "", result.at_times(), *(["", test.table(), test] if test else [])):
         click.echo(part)
+
+    def record() -> dict[str, Any]:
+        of_curves: dict[str, Any] = {"medians": {g: curve.quantile() for g, curve in result.curves.items()}}
+        if horizon is not None:
+            of_curves["restricted_means"] = {g: curve.restricted_mean(horizon) for g, curve in result.curves.items()}
+        return {**result._asdict(), **of_curves, "log_rank": test, "notes": notes}
+
+    return record
 
 
 _Parts = list[np.ndarray]
@@ -122,16 +121,6 @@ def _read(path: pathlib.Path, given: dict[str, Any]) -> tuple[_Parts, _Parts, _P
     places = [np.flatnonzero(filled & (owners == name)) for name in sorted({*owners[filled]}, key=natural)]
     by_client: Callable[[np.ndarray], _Parts] = lambda column: [column[place] for place in places]
     return by_client(values), by_client(groups), by_client(strata), notes
-
-
-def _plain(value: Any) -> Any:
-    """Return results as JSON, null for numbers that are not finite."""
-    value = value._asdict() if hasattr(value, "_asdict") else value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(value, dict):
-        return {name: _plain(x) for name, x in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(x) for x in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _draw(result: Any, time: str, path: pathlib.Path, form: str) -> None:

@@ -8,6 +8,7 @@ import click
 from tfp_bfl.app.options.afterwards import after_options as check_after
 from tfp_bfl.app.options.command import after_options, code_options
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.output import Record, in_formats
 
 EXPORT_EXAMPLES = """
 \b
@@ -201,7 +202,8 @@ def predict_images(model: str, images: tuple[str, ...], max_uncertainty: float |
     help="Find prediction sets for each client that the data name too, and for new clients.",
 )
 @click.option("--figure", metavar="FILE", help="File for a figure of risk and threshold by coverage.")
-def calibrate_model(run: str, path: str, figure: str | None, **given: Any) -> None:
+@in_formats
+def calibrate_model(run: str, path: str, figure: str | None, **given: Any) -> Record:
     """Write the SavedModel of a run to PATH, with an abstention threshold from the run's held-out examples."""
     from tfp_bfl.app.one_run.calibrate import calibrate, clients_in_words
 
@@ -233,13 +235,15 @@ def calibrate_model(run: str, path: str, figure: str | None, **given: Any) -> No
         )
     if result.clients:
         click.echo(clients_in_words(result.clients))
+    return lambda: {"model": path, **result._asdict()}
 
 
 def _after_training(algorithm: str, **words: Any) -> Any:
     """Return a command that is `run --algorithm ALGORITHM --start RUN`."""
 
-    def command(run: str, code: dict[str, str], **given: Any) -> None:
-        find_posterior(algorithm, run, code, given)
+    @in_formats
+    def command(run: str, code: dict[str, str], **given: Any) -> Record:
+        return find_posterior(algorithm, run, code, given)
 
     command.__doc__ = words.pop("words")
     output = click.option("--output", required=True, metavar="FOLDER", help="The new folder; RUN itself stays.")
@@ -266,13 +270,15 @@ last_layer_model = _after_training(
 )
 
 
-def find_posterior(algorithm: str, start: str, code: dict[str, str], given: dict[str, Any]) -> None:
+def find_posterior(algorithm: str, start: str, code: dict[str, str], given: dict[str, Any]) -> Record:
     """Find the posterior of an algorithm at the weights of a complete run, and show what was found."""
     options = check_after(algorithm, {name: x for name, x in given.items() if x is not None and name != "output"})
     from tfp_bfl.app.one_run import after  # Late, as it imports TensorFlow: a bad value is answered at once.
 
     output = given.get("output") or after.free_folder(start, algorithm)
-    _show_posterior(after.find_posterior(start, output, options, code), output)
+    summary = after.find_posterior(start, output, options, code)
+    _show_posterior(summary, output)
+    return lambda: {"run": str(output), **summary}
 
 
 def scores_in_words(summary: dict[str, Any], prefix: str = "") -> str:
@@ -319,7 +325,8 @@ def _show_posterior(summary: dict[str, Any], output: str) -> None:
 @click.option(
     "--separator", metavar="TEXT", help="Column separator of .csv files; default: the separator of the header."
 )
-def find_drift(run: str, paths: tuple[str, ...], **options: Any) -> int:
+@in_formats
+def find_drift(run: str, paths: tuple[str, ...], **options: Any) -> tuple[Record, int]:
     """Compare FILES with the training data of a run: each feature, and the scores of the model.
 
     FILES are as of predict. Features are compared with histograms that the run recorded of all clients together, by a
@@ -344,7 +351,7 @@ def find_drift(run: str, paths: tuple[str, ...], **options: Any) -> int:
         click.echo(f"Too few examples to decide in {few} of the rows: {enough} would do.")
     for name, reason in report.failures:
         click.echo(f"tfp-bfl: {name} {reason}.", err=True)
-    return DRIFT_FOUND if report.found else 0
+    return lambda: {"found": report.found, **report._asdict()}, DRIFT_FOUND if report.found else 0
 
 
 COMMANDS = (calibrate_model, export_model, find_drift, laplace_model, last_layer_model, predict_images)
