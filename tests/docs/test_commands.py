@@ -50,7 +50,7 @@ def test_the_program_takes_each_command(page, command, tmp_path, monkeypatch):
     context = group.make_context(group.name, list(rest), resilient_parsing="completion" in command)
     given = {name: value for name, value in context.params.items() if value is not None}
     if command[0] == "run" and not {"resumed", "config_file", "seeds"} & set(given):
-        given.pop("progress", None)
+        given = {name: x for name, x in given.items() if name not in ("progress", "form")}
         start, algorithm, _, rest = split_after(given)
         if start is not None:
             after_options(algorithm, {name: x for name, x in rest.items() if name != "output"})

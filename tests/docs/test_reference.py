@@ -72,3 +72,8 @@ def test_a_page_names_the_guides_that_mention_it():
 )
 def test_code_of_a_guide_finds_its_page(code, name):
     assert reference.find(PAGES, code) == name
+
+
+def test_the_list_of_pages_for_programs_names_pages_that_exist():
+    places = re.findall(r"\]\(docs/(.*?)\.html\)", (DOCS / "_root" / "llms.txt").read_text())
+    assert len(places) > 10 and all((DOCS / f"{place}.md").is_file() for place in places)
