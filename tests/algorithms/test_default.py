@@ -142,9 +142,10 @@ def test_models_without_gaussian_weights_have_the_same_steps(kind):
     [
         (0.03, 0, 0.045),
         (0.001, 30, 0.01),
-        (0.9, 0, 0.06 * 2.5 ** ((0.5 - 0.5 * np.cos(np.pi / 60)) ** 2)),
-        (0.9, 29, 0.06 * 2.5**0.25),
-        (0.9, 59, 0.15),
+        (0.15, 59, 0.27),
+        (0.9, 0, 0.06 * (0.5 / 0.06) ** ((0.5 - 0.5 * np.cos(np.pi / 60)) ** 2)),
+        (0.9, 29, 0.06 * (0.5 / 0.06) ** 0.25),
+        (0.9, 59, 0.5),
     ],
 )
 def test_the_temperature_follows_from_the_loss_and_the_precisions_of_the_data_with_it(loss, done, wanted):
@@ -153,7 +154,7 @@ def test_the_temperature_follows_from_the_loss_and_the_precisions_of_the_data_wi
     step, weights = algorithms.default(of_model, **SMALL).server_step, get_weights(of_model())
     state = step.initialize(weights)
     state = state._replace(
-        rounds=tf.constant(60), most=tf.constant(0.15), adam={**state.adam, "step": tf.constant(done)}
+        rounds=tf.constant(60), most=tf.constant(0.5), adam={**state.adam, "step": tf.constant(done)}
     )
     still = lambda step, *more: step.next(state, weights, weights, tf.constant([1, 2]), *more)[1]
     after, moved = step.next(state, weights, weights, tf.constant([1, 2]), tf.constant(loss))
@@ -202,7 +203,7 @@ def test_a_temperature_that_does_not_follow_needs_no_number_of_the_clients(kind,
 @pytest.mark.deep(after="tests/algorithms/test_default.py")
 @pytest.mark.statistical
 def test_labels_without_information_leave_the_temperature_high():
-    """Twenty rounds on digits: 0.057 with their labels, 0.15 with shuffled ones, and 0.06 with 900 of them."""
+    """Twenty rounds on digits: 0.057 with their labels, 0.5 with shuffled ones, and 0.06 with 900 of them."""
     found, source = [], load("digits")
     shuffled = np.random.default_rng(0).permutation(source.labels)
     for labels, rows in ((source.labels, 1400), (shuffled, 1400), (shuffled, 900)):
@@ -210,7 +211,7 @@ def test_labels_without_information_leave_the_temperature_high():
         process = algorithms.default(lambda: models.mlp("flipout", input_shape=(8, 8, 1), num_classes=10))
         rounds = federated.simulate(process, some.partition(iid(4), seed=0), 20, engine="local").rounds
         found.append(rounds[-1]["temperature"])
-    np.testing.assert_allclose(found[1:], [0.15, 0.06], rtol=0.05)
+    np.testing.assert_allclose(found[1:], [0.5, 0.06], rtol=0.05)
     assert found[0] < 0.08
 
 

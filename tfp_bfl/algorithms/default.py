@@ -39,9 +39,10 @@ MOMENTUM = 0.7
 _ADAM = adam(1.0, beta_1=MOMENTUM, beta_2=0.99)
 # Of a weight that is no kernel's, such as a bias.
 _UNIT = 0.1
-# Of the share of a guess's loss that training leaves, the posterior temperature; and its least and most.
-OF_LOSS = 1.5
-TEMPERATURES = 0.01, 0.15
+# Of the share l of a guess's loss that training leaves, the posterior temperature 1.5 l, and more above 1 / 8; its
+# least and most.
+OF_LOSS, OF_SQUARE = 1.5, 12.0
+TEMPERATURES = 0.01, 0.5
 # With fewer examples of all clients T does not rise: much of their loss is of the noise of the weights.
 ENOUGH = 1000
 # Options of the clients' training that are part of the method.
@@ -94,9 +95,10 @@ def default(
 
     The posterior temperature T follows from the loss that training leaves. Of classes, where none is given,
 
-    T_r = clip(1.5 min_{j < r} sum_k b_k L_jk / log C, 0.01, 0.06 (M / 0.06)^((1 - f_r)^2)),   T_0 = 0.06
+    l_r = min_{j < r} sum_k b_k L_jk / log C,   T_0 = 0.06
+    T_r = clip(max(1.5 l_r, 12 l_r^2), 0.01, 0.06 (M / 0.06)^((1 - f_r)^2))
 
-    with L_jk the mean loss of client k's training in round j, log C that of a guess among C classes, and M = 0.15, or
+    with L_jk the mean loss of client k's training in round j, log C that of a guess among C classes, and M = 0.5, or
     0.06 with fewer than 1,000 examples, where much of the loss is of the noise of the weights. T is what the dispersion
     is to the covariance of a generalised linear model: what stays of the loss counts as noise. With T the data's part
     of each precision, 1 / s^2 - 1 / t^2, changes at once. A client sends one number for it. With privacy T stays 0.06.
@@ -184,7 +186,7 @@ def _following(step: ServerStep, model: keras.Model) -> ServerStep:
     ) -> tuple[AdaptiveSteps, ModelWeights]:
         done = tf.square(1 - rate_of(left, state.adam["step"] + 1, state.rounds))
         loss, bound = tf.minimum(state.loss, loss), first * (state.most / first) ** done
-        temperature = tf.clip_by_value(OF_LOSS * loss, least, bound)
+        temperature = tf.clip_by_value(tf.maximum(OF_LOSS * loss, OF_SQUARE * loss**2), least, bound)
         state, weights = step.next(state._replace(loss=loss), weights, pooled, seed)
         mean, variance = weights.posterior
         heated = tuple(
