@@ -18,7 +18,7 @@ EDGES = ("glm", "sites", "bench", "sklearn")
 BOUNDS = {
     "core lines": (48_760, 38_000),
     "edge lines": (15_280, 11_500),
-    "test lines": (61_100, 48_000),
+    "test lines": (61_110, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),
