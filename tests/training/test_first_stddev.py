@@ -9,6 +9,7 @@ import tensorflow as tf
 from tests.training.test_natural import BATCH, NUM_MEANS, SGD, SIZE, batch_of, precision_of, softmax_regression
 from tfp_bfl import clients
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.tensors import traced_for_xla
 from tfp_bfl.training.natural import DECAY, DRAW_EVERY, ByCurvature, share_of_estimates
 from tfp_bfl.training.schedules import falling
 from tfp_bfl.training.updates import Target, rate_of
@@ -104,6 +105,18 @@ def test_the_share_of_the_estimates_is_what_is_left_of_the_precision_of_the_star
     rate_share = rate_of(rate, tf.constant(round), rounds) / 0.3
     left = 1 - float(share_of_estimates(tf.constant(round), tf.constant(float(steps)), rate_share))
     np.testing.assert_allclose(found[1] - found[0], 1e4 * left, rtol=5e-3, atol=0.5)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.01, 0.0])
+@pytest.mark.parametrize("round", [0, 3, 9, 10, 25])
+def test_xla_computes_the_share_without_a_range(round, share):
+    with traced_for_xla():
+        compiled = tf.function(share_of_estimates, jit_compile=True, autograph=False)
+        for steps in (0.0, 1.0, 30.0, 700.0):
+            given = tf.constant(round), tf.constant(steps), tf.constant(share)
+            found = compiled(*given)
+            with traced_for_xla(False):
+                np.testing.assert_allclose(found, share_of_estimates(*given), atol=1e-6)
 
 
 def test_it_is_of_curvature_alone():

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tfp_bfl.tensors import is_traced_for_xla
 from tfp_bfl.training.optimizers import Optimizer, optimizer_rate
 from tfp_bfl.training.updates import Batch, Schedule, Target, bounded, rate_of, resettable
 from tfp_bfl.weights import FlatWeights
@@ -23,8 +24,13 @@ def share_of_estimates(round: tf.Tensor, steps: tf.Tensor, rate_share: tf.Tensor
       steps: of the client in this round.
       rate_share: f_r.
     """
-    done = tf.cast(round, tf.float32) + tf.range(tf.math.ceil(steps / DRAW_EVERY))
-    return 1 - tf.reduce_prod(1 - tf.maximum(1 / (done + 1), (1 - DECAY) * rate_share))
+    before, number, gain = tf.cast(round, tf.float32), tf.math.ceil(steps / DRAW_EVERY), (1 - DECAY) * rate_share
+    if not is_traced_for_xla():
+        return 1 - tf.reduce_prod(1 - tf.maximum(1 / (before + tf.range(number) + 1), gain))
+    # XLA would have to know the length of the range. The factors j / (j + 1) come first: their product is r / (r + m).
+    of_mean = tf.clip_by_value(tf.floor(1 / gain) - before, 0.0, number)
+    left = tf.where(of_mean > 0, before / tf.maximum(before + of_mean, 1.0), 1.0)
+    return 1 - left * tf.pow(1 - gain, number - of_mean)
 
 
 class ByCurvature:
