@@ -7,7 +7,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import click
@@ -53,13 +53,16 @@ def asks_for_json(arguments: Sequence[str]) -> bool:
     return "--format=json" in arguments or ("--format", "json") in itertools.pairwise(arguments)
 
 
-def error_record(problem: object, status: int) -> dict[str, Any]:
+def error_record(problem: object, status: int, options: Collection[str]) -> dict[str, Any]:
     """Return an error as JSON has it; option: the first that the message names, null where it names none.
 
-    Messages name an option as "--batch-size" or, at their beginning, as in Python: "batch_size is 0, but ...".
+    Messages name an option as "--batch-size" or, at their beginning, as in Python: "batch_size is 0, but ...", of which
+    those in `options` are taken.
     """
     message, codes = str(problem), {2: "bad_input", 130: "interrupted"}
     code = "missing_package" if isinstance(problem, MissingDependency) else codes.get(status, "failed")
-    found = re.search(r"--[a-z][a-z-]*|^[a-z_]+(?= is )", message)
-    option = "--" + found.group().strip("-").replace("_", "-") if found else None
+    words = (
+        "--" + word.strip("-").replace("_", "-") for word in re.findall(r"--[a-z][a-z-]*|^[a-z_]+(?= is )", message)
+    )
+    option = next((word for word in words if word in options or word in message), None)
     return {"error": {"code": code, "message": message, "option": option}}

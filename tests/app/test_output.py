@@ -49,6 +49,7 @@ def test_a_failed_check_is_in_the_record_and_in_the_status(monkeypatch, capsys):
         (("run", "--rule"), "--rule", "requires an argument"),
         (("glm", "nowhere.csv", "--outcome", "y", "--level", "2"), "--level", "above 0 and below 1"),
         (("runs", "nowhere"), None, "There is no folder nowhere"),
+        (("report", "nowhere"), None, "nowhere is not the folder of a run"),
         (("sweep", "--jobs", "0"), "--jobs", "not in the range"),
     ],
 )
@@ -70,7 +71,9 @@ def test_errors_are_json_on_request(arguments, option, words, form, capsys):
     ],
 )
 def test_codes_of_errors(problem, status, code):
-    assert output.error_record(problem, status) == {"error": {"code": code, "message": str(problem), "option": None}}
+    assert output.error_record(problem, status, ()) == {
+        "error": {"code": code, "message": str(problem), "option": None}
+    }
 
 
 def test_numbers_that_are_not_finite_are_null():

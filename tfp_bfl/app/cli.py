@@ -6,7 +6,7 @@ import functools
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -366,5 +366,13 @@ def _of_the_system(error: OSError) -> str:
 
 
 def _fail(as_json: bool, problem: object, status: int) -> int:
-    click.echo(json.dumps(error_record(problem, status)) if as_json else f"tfp-bfl: {problem}", err=True)
+    record = error_record(problem, status, {*_options(cli)}) if as_json else None
+    click.echo(json.dumps(record) if record else f"tfp-bfl: {problem}", err=True)
     return status
+
+
+def _options(command: click.Command) -> Iterator[str]:
+    """Return the names of all options of a command and of those in it."""
+    yield from (name for parameter in command.params for name in parameter.opts)
+    for inner in getattr(command, "commands", {}).values():
+        yield from _options(inner)
