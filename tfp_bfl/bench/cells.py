@@ -126,8 +126,13 @@ def check_data_of(folder: pathlib.Path, there: object, now: str | None, whole: p
 
 def list_cells(names: Iterable[str], output: pathlib.Path) -> None:
     """Print a line for each cell, and whether it is done."""
-    for name in names:
-        click.echo(f"{'done' if is_done(output / name) else '    '}  {name}")
+    for cell in states(names, output):
+        click.echo(f"{'done' if cell['done'] else '    '}  {cell['name']}")
+
+
+def states(names: Iterable[str], output: pathlib.Path) -> list[dict[str, Any]]:
+    """Return the name of each cell and whether it is done."""
+    return [{"name": name, "done": is_done(output / name)} for name in names]
 
 
 def run_cells(

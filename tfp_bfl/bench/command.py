@@ -121,7 +121,7 @@ def run_many(
     **settings: Any,
 ) -> Record:
     """Run a sweep and print its table; return what makes its record; further settings are as of `sweep`."""
-    from tfp_bfl.bench.cells import list_cells
+    from tfp_bfl.bench.cells import list_cells, states
     from tfp_bfl.bench.runs import rows_of
     from tfp_bfl.bench.sweep import NAMES, make_cells, parse_seeds, sweep
 
@@ -135,7 +135,7 @@ def run_many(
     output = given.get("output") or f"runs/seeds-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     if listed:
         list_cells(cells, pathlib.Path(output))
-        return None
+        return lambda: {"folder": str(output), "listed": states(cells, pathlib.Path(output))}
     folder = sweep(cells, output, names=names, **settings)
     click.echo((folder / "results.md").read_text(encoding="utf-8"), nl=False)
     click.echo(f"{folder / 'report.html'} shows the {len(cells)} runs; results.csv has every score.")
@@ -176,25 +176,28 @@ Examples:
 @in_formats
 def bench(config: str, output: str | None, only: str, listed: bool, trust_code: bool, **given: Any) -> Record:
     """Run every method of the YAML file CONFIG in every setting, tuned alike, and write one page over all."""
+    from tfp_bfl.bench.cells import states
     from tfp_bfl.bench.plan import read_plan
-    from tfp_bfl.bench.program import reports, run_bench
+    from tfp_bfl.bench.program import CELLS, cells_of, reports, run_bench
 
     _check_listed(listed, **given)
     folder = _folder_of(output or ("runs/bench" if listed else None), "A benchmark")
     plan = read_plan(config, trust=trust_code)
     records = run_bench(plan, folder, jobs=given["jobs"] or 1, only=only, listed=listed)
-    if not listed:
-        from tfp_bfl.bench.page import write_page, write_tables
-        from tfp_bfl.bench.reading import read
+    if listed:
+        names = [cell.name for cell in cells_of(plan) if only in cell.name]
+        return lambda: {"folder": str(folder), "listed": states(names, folder / CELLS)}
+    from tfp_bfl.bench.page import write_page, write_tables
+    from tfp_bfl.bench.reading import read
 
-        # With --only the reference may have no records yet.
-        present = plan.reference if any(x.method == plan.reference for x in read(folder)) else None
-        with reports(folder):
-            write_tables(folder, present, given["figures"] or FIGURES)
-            page = write_page(folder, folder / "index.html", present)
-        click.echo(f"{path_name(page)} shows the cells of {path_name(records)}; results.md and .csv hold the tables.")
+    # With --only the reference may have no records yet.
+    present = plan.reference if any(x.method == plan.reference for x in read(folder)) else None
+    with reports(folder):
+        write_tables(folder, present, given["figures"] or FIGURES)
+        page = write_page(folder, folder / "index.html", present)
+    click.echo(f"{path_name(page)} shows the cells of {path_name(records)}; results.md and .csv hold the tables.")
     lines = lambda: records.read_text(encoding="utf-8").splitlines()
-    return None if listed else lambda: {"folder": str(folder), "cells": [json.loads(line) for line in lines()]}
+    return lambda: {"folder": str(folder), "cells": [json.loads(line) for line in lines()]}
 
 
 class _Tune(Grouped):

@@ -71,7 +71,8 @@ def expand(folders: Sequence[str | os.PathLike[str]]) -> list[pathlib.Path]:
 class Described(NamedTuple):
     """A run of a list; state: "done", "at round 3/60", "interrupted after round 3/60" or "not readable".
 
-    Fields after the state are None where the file that holds them can't be read; numbers: of the summary.
+    run is below the folder of the list. Fields after the state are None where the file that holds them can't be read or
+    has no scores; numbers: of the summary.
     """
 
     run: str
@@ -101,11 +102,11 @@ def _described(name: str, run: pathlib.Path) -> Described:
     except InvalidArgument:
         return Described(name, "not readable")
     found = Described(name, _state(run, config), config.method, config.data_name, config.model_name, config.seed)
-    with contextlib.suppress(InvalidArgument, ValueError, TypeError, KeyError):
+    with contextlib.suppress(InvalidArgument):
         (summary,) = written.read_json(run / "summary.json", "summary", written.MOST_SUMMARY_BYTES)
-        whole = found._replace(numbers=numbers_in(summary))
-        in_lines([whole])  # Which a summary of another program may not serve.
-        return whole
+        numbers = numbers_in(summary)
+        if numbers.keys() >= {"test_nll", "seconds"} and numbers.keys() & {"accuracy", "rmse"}:
+            return found._replace(numbers=numbers)
     return found
 
 

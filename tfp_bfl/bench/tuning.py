@@ -108,7 +108,8 @@ def tune_run(
         "held-out training examples.",
         f"To train with it on all of them: tfp-bfl run --config {path_name(output / _BEST)}{code}",
     ]
-    return lines, chosen
+    recorded = best.recorded()  # A list of texts is a space, too: as the option reads them.
+    return lines, chosen._replace(values={name: recorded[name] for name in chosen.values})
 
 
 def check_folder(output: pathlib.Path, record: str) -> None:

@@ -28,6 +28,7 @@ def share_of_estimates(round: tf.Tensor, steps: tf.Tensor, rate_share: tf.Tensor
     if not is_traced_for_xla():
         return 1 - tf.reduce_prod(1 - tf.maximum(1 / (before + tf.range(number) + 1), gain))
     # XLA would have to know the length of the range. The factors j / (j + 1) come first: their product is r / (r + m).
+    # Elsewhere the product stays: another rounding would change the digits of every seeded run.
     of_mean = tf.clip_by_value(tf.floor(1 / gain) - before, 0.0, number)
     left = tf.where(of_mean > 0, before / tf.maximum(before + of_mean, 1.0), 1.0)
     return 1 - left * tf.pow(1 - gain, number - of_mean)
