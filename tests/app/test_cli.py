@@ -29,7 +29,7 @@ SWAG = ["run", "--algorithm", "fl_swag", "--dataset", "breast_cancer", "--model"
 @pytest.fixture(scope="module")
 def small_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "small"
-    assert call("run", *SMALL, "--output", folder, "--tensorboard") == 0
+    assert call("run", *SMALL, "--output", folder, "--tracker", "tensorboard") == 0
     return folder
 
 

@@ -46,6 +46,7 @@ REPLACED = {
     "sweep": "sweep --dataset breast_cancer --partition iid --model mlp --output new",
     "tune": "tune --dataset breast_cancer --partition iid --model mlp --output new --space num-samples=3,4",
     "bench": "bench bench.yaml --output new",
+    "watch": "watch run",
     "deploy init": "deploy init new --host h --site north",
     "deploy demo": "deploy demo",
     "deploy run": "deploy run admin --name first --output new",
@@ -95,7 +96,9 @@ OPTIONS = {
     "bench": {
         "output": "--output elsewhere", "jobs": "--jobs 2", "only": "--only seed-0", "listed": "--list",
         "trust_code": "--trust-code", "figures": "--figures jpg",  # The effect: tests/bench/test_summary.py.
+        "tracker": "--tracker tensorboard",
     },
+    "watch": {"port": "--port 9000"},
     "deploy init": {"host": "--host g", "port": "--port 9000", "sites": "--site south"},
     "deploy demo": {"output": "--output elsewhere", "rounds": "--rounds 3", "port": "--port 9000"},
     "deploy run": {**SUBMITTED, "max_examples": "--max-examples 30", "config_file": "--config run.yaml"},
@@ -262,13 +265,13 @@ def table(tmp_path_factory):
 @pytest.fixture
 def replaced(monkeypatch):
     """Replace the work of the commands by an exception with what it gets."""
-    from tfp_bfl.app.one_run import run
+    from tfp_bfl.app.one_run import run, watch
     from tfp_bfl.bench import cells, program, sweep, tuning
     from tfp_bfl.sites.deployment import demo, kits, submit
 
     for module, name in [
-        (run, "execute"), (run, "resume"), (sweep, "sweep"), (cells, "list_cells"), (tuning, "check_folder"),
-        (program, "run_bench"), (kits, "make_kits"), (demo, "run_demo"),
+        (run, "execute"), (run, "resume"), (watch, "watch"), (sweep, "sweep"), (cells, "list_cells"),
+        (tuning, "check_folder"), (program, "run_bench"), (kits, "make_kits"), (demo, "run_demo"),
     ]:  # fmt: skip
         monkeypatch.setattr(module, name, raising)
     monkeypatch.setattr(tuning, "check_optuna", lambda: None)

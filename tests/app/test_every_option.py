@@ -37,7 +37,7 @@ COMMON = {
     "dropout_rate": 0.4, "output_dropout": True, "parametrization": "log_alpha", "variational_layers": "dense",
     "width": 8, "normalization": "batch", "precision": "bfloat16", "num_samples": 7,
     "evaluation_precision": "bfloat16", "evaluate_every": 2, "evaluation_examples": 50, "checkpoint_every": 2,
-    "keep_checkpoints": 2, "seed": 1, "engine": "compiled", "data_dir": "/nowhere", "tensorboard": True,
+    "keep_checkpoints": 2, "seed": 1, "engine": "compiled", "data_dir": "/nowhere", "tracker": "tensorboard",
     "output": "elsewhere", "freeze": "dense", "text_features": "wordllama", "image_size": "8,8",
     "backbone": "net.keras",
 }  # fmt: skip
@@ -167,7 +167,7 @@ def simulated(options, monkeypatch, tmp_path):
     floors = [w.min_stddev for layer in model.layers for w in getattr(layer, "variational_weights", ())]
     rates = [x.rate for x in model.layers if isinstance(x, bfl.layers.MCDropout)]
     kinds = [(type(x).__name__, str(x.compute_dtype)) for x in model.layers]
-    written = [config.output, config.tensorboard, len(model.trainable_variables)]
+    written = [config.output, config.tracker, len(model.trainable_variables)]
     tested = [len(rows) for rows in job.shards.rows] if job.shards else None
     parts = [
         share.sizes.tolist() if share else None for share in (job.clients, job.shares.server, job.shares.calibration)

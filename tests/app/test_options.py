@@ -14,7 +14,7 @@ from tfp_bfl.algorithms.laplace.work import STRUCTURES
 from tfp_bfl.algorithms.personal.evaluation import EVALUATION_NOISES
 from tfp_bfl.algorithms.personal.variances import RANGES
 from tfp_bfl.algorithms.personal.work import KL_REDUCTIONS
-from tfp_bfl.app.one_run import build
+from tfp_bfl.app.one_run import build, trackers
 from tfp_bfl.app.options.config import RunConfig, class_of, fields, make_config
 from tfp_bfl.data.cells import DATE_UNITS
 from tfp_bfl.data.equal_partitions import PARTITIONS
@@ -128,6 +128,7 @@ def test_names_are_those_of_the_tables():
         choices.DATE_UNITS: DATE_UNITS,
         choices.RULES: named.forms(bfl.rules.RULES),
         choices.STARTS: kernel.STARTS,
+        choices.TRACKERS: trackers.TRACKERS,
         choices.STRUCTURES: STRUCTURES,
         choices.HEADS: HEADS,
         choices.KERNELS: kernel.KERNELS,

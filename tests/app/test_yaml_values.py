@@ -51,7 +51,7 @@ def test_a_number_with_leading_zeros_is_decimal(config_of):
 
 @pytest.mark.parametrize("word", ["true", "True", "yes", "on"])
 def test_options_that_are_truth_values_stay_what_they_were(word, config_of):
-    assert config_of(f"tensorboard: {word}").tensorboard is True
+    assert config_of(f"kind: mc_dropout\noutput_dropout: {word}").output_dropout is True
     assert config_of("algorithm: fl_swag\ndiagonal_only: off").diagonal_only is False
 
 
@@ -76,7 +76,7 @@ def test_names_of_classes_are_as_written(config_of):
 
 
 def test_a_record_with_odd_names_gives_the_same_configuration(config_of):
-    given = {"label": "no", "drop": "010", "only": "yes,2020-01-01", "dataset": "x.csv", "tensorboard": True}
+    given = {"label": "no", "drop": "010", "only": "yes,2020-01-01", "dataset": "x.csv", "tracker": "tensorboard"}
     config = make_config(None, {**given, "class_weight": {"no": 5, "~": 1}, "learning_rate": 1e-5})
     assert config_of(config.record()) == config
     # In another form.

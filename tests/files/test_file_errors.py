@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from tfp_bfl.app import cli
-from tfp_bfl.app.one_run import run_folder
+from tfp_bfl.app.one_run import trackers
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.federated.checkpoints import Checkpoints, Record
 from tfp_bfl.files.code import failure, place_of
@@ -110,14 +109,13 @@ def test_exports_that_fail_leave_nothing(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind, message, number", ERRORS[:4])
 def test_events_that_cannot_be_written_are_an_error_of_the_system(kind, message, number, tmp_path, monkeypatch):
-    config, status = make_config(None, {"tensorboard": True}), types.SimpleNamespace(round=lambda row: None)
-    (tmp_path / "config.yaml").write_text("")
-    with pytest.raises(OSError) as raised, run_folder.recorder(tmp_path, config, status, None) as on_round:
+    config = make_config(None, {"tracker": "tensorboard"})
+    with pytest.raises(OSError) as raised, trackers.tracking(config, tmp_path) as tracker:
         monkeypatch.setattr(tf.summary, "scalar", raising(kind(None, None, message)))
-        on_round({"round": 1, "nll": 0.5})
+        tracker.round({"round": 1, "nll": 0.5})
     assert (raised.value.errno, raised.value.filename) == (number, str(tmp_path / "tensorboard"))
     monkeypatch.setattr(tf.summary, "create_file_writer", raising(kind(None, None, message)))
-    with pytest.raises(OSError) as raised, run_folder.recorder(tmp_path, config, status, None):
+    with pytest.raises(OSError) as raised, trackers.tracking(config, tmp_path):
         pass
     assert (raised.value.errno, raised.value.filename) == (number, str(tmp_path / "tensorboard"))
 

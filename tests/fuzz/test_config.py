@@ -55,7 +55,7 @@ HOSTILE = {
     "no date": b"rounds: 2001-13-77\n",
     "a wrong !!int": b"rounds: !!int x\n",
     "a wrong !!float": b"learning_rate: !!float {}\n",
-    "a wrong !!bool": b"tensorboard: !!bool perhaps\n",
+    "a wrong !!bool": b"output_dropout: !!bool perhaps\n",
     "two documents": b"rounds: 1\n---\nrounds: 2\n",
     "too long": b"# " + b"x" * 70000 + b"\nrounds: 1\n",
     "empty": b"",

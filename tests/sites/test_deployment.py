@@ -56,7 +56,8 @@ def predicted(folder, done, label, task="classification", **options):
 
 def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
     channel = Channel(hospitals)
-    done = run(hospitals, channel)
+    done = run(hospitals, channel, options={**OPTIONS, "tracker": "tensorboard"})
+    assert list((done / "tensorboard").glob("events.*"))
     summary, rounds = summary_of(done), lines_of(done / "metrics.jsonl")
     assert summary["num_clients"] == 3 and len(rounds) == 2
     for name in ("seconds", "train_seconds"):

@@ -58,6 +58,7 @@ Examples:
                                      many methods by settings, tuned alike
   tfp-bfl runs                       what runs there are
   tfp-bfl list                       what --dataset, --rule and others take
+  tfp-bfl watch my_run               its rounds while it trains, as a page
   tfp-bfl calibrate my_run my_model  a limit by which it may abstain
   tfp-bfl laplace my_run --output q  a posterior at the run's weights
   tfp-bfl last-layer my_run --output q  the exact one of its last layer

@@ -16,6 +16,7 @@ from tfp_bfl.app.one_run.after import check_exact, check_one_network, fit
 from tfp_bfl.app.one_run.client_scores import RowsByClient
 from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.one_run.pipeline import MB, Finished, Predicted
+from tfp_bfl.app.one_run.trackers import Tracking, tracking
 from tfp_bfl.app.options.afterwards import after_options
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import NO_CODE
@@ -34,7 +35,8 @@ _MOST_EXAMPLES = 1000  # Of evaluations between rounds, and of out-of-distributi
 
 class Task(NamedTuple):
     """The work of a cell: a training, what follows it, the share of each client's examples that is held out, a
-    dataset of out-of-distribution examples, and the number of evaluations between rounds.
+    dataset of out-of-distribution examples, the number of evaluations between rounds, and the folder by which a tracker
+    names it.
     """
 
     config: RunConfig
@@ -43,13 +45,14 @@ class Task(NamedTuple):
     hold_out: float
     ood: str | None = None
     evaluations: int = 1
+    folder: pathlib.Path = pathlib.Path("trial")
 
 
-def task_of(plan: Plan, setting: str, method: str, seed: int, values: Values) -> Task:
-    """Return the work of a run of a plan with the values that a trial chose."""
+def task_of(plan: Plan, setting: str, method: str, seed: int, values: Values, folder: pathlib.Path) -> Task:
+    """Return the work of a run of a plan with the values that a trial chose; `folder` names it."""
     own = plan.methods[method].then, plan.then_options(setting, method, values)
     config = plan.config(setting, method, seed, values)
-    return Task(config, *own, plan.hold_out, plan.oods.get(setting), plan.evaluations)
+    return Task(config, *own, plan.hold_out, plan.oods.get(setting), plan.evaluations, folder)
 
 
 class _Trained(NamedTuple):
@@ -82,8 +85,8 @@ class _Trained(NamedTuple):
 class _RoundsClock:
     """Measures the CPU seconds of all threads that rounds take, without evaluations; a busy machine does not count."""
 
-    def __init__(self, evaluate: Callable[[keras.Model], dict[str, float]]) -> None:
-        self._evaluate, self._evaluated = evaluate, 0.0
+    def __init__(self, evaluate: Callable[[keras.Model], dict[str, float]], tracker: Tracking) -> None:
+        self._evaluate, self._evaluated, self._tracker = evaluate, 0.0, tracker
         self._last, self._rounds, self._rest = time.process_time(), list[tuple[bool, float]](), 0.0
 
     def evaluate(self, model: keras.Model) -> dict[str, float]:
@@ -97,7 +100,8 @@ class _RoundsClock:
         """Take the time at the end of a round."""
         now = time.process_time()
         self._rounds.append((row["round"] == 1, now - self._last - self._evaluated))
-        self._last, self._evaluated = now, 0.0
+        self._tracker.round(row)
+        self._last, self._evaluated = time.process_time(), 0.0
 
     def add_rest(self) -> None:
         """Take the time of what followed the last round, such as Laplace's approximation."""
@@ -117,16 +121,25 @@ def run_trial(task: Task) -> Finished:
     What does not fit the data is InvalidArgument, a training that fails Error.
     """
     started = time.perf_counter()
-    trained = _train(task, evaluate=False)
-    found = scores.selection(trained.predict(trained.held))
+    with tracking(task.config, task.folder) as tracker:
+        trained = _train(task, tracker, evaluate=False)
+        found = scores.selection(trained.predict(trained.held))
+        tracker.scores(found)
     cost = {"seconds": time.perf_counter() - started}
     return Finished(task.config.recorded(), trained.about, found, cost, warnings=trained.warnings)
 
 
 def run_final(task: Task) -> Finished:
     """Train, and return the record with the scores of the test rows (docs/bench.md); errors as in `run_trial`."""
+    with tracking(task.config, task.folder) as tracker:
+        finished = _run_final(task, tracker)
+        tracker.scores({**finished.scores, **finished.cost})
+    return finished
+
+
+def _run_final(task: Task, tracker: Tracking) -> Finished:
     before, started = _memory(reset=True), time.perf_counter()
-    trained = _train(task, evaluate=True)
+    trained = _train(task, tracker, evaluate=True)
     job, config = trained.job, trained.job.config
     assert trained.test is not None
     test, held, of_classes = trained.predict(trained.test), None, job.test.target is None
@@ -177,7 +190,7 @@ def run_final(task: Task) -> Finished:
     )
 
 
-def _train(task: Task, evaluate: bool) -> _Trained:
+def _train(task: Task, tracker: Tracking, evaluate: bool) -> _Trained:
     """Train on what is not held out, and do what follows."""
     config = task.config
     user_data = datasets.load(config) if datasets.is_own(config) else None
@@ -192,7 +205,7 @@ def _train(task: Task, evaluate: bool) -> _Trained:
     # Before the process is built: recipes may fit something to the clients' examples.
     job = prepare(config, user_data, NO_CODE, keep)
     shown = job.test.subset(min(_MOST_EXAMPLES, job.test.num_examples), seed=config.seed)
-    clock = _RoundsClock(job._replace(shown=shown).evaluate)
+    clock = _RoundsClock(job._replace(shown=shown).evaluate, tracker)
     every = max(1, config.rounds // task.evaluations)
     monitor = bfl.federated.Monitor(clock.evaluate if evaluate else None, every, on_round=clock.on_round)
     # Records have the warnings of the cells, and trials repeat them.

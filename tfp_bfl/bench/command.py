@@ -172,18 +172,21 @@ Examples:
 @click.option("--only", metavar="TEXT", default="", help="Run only cells with this text in SETTING/METHOD/seed-SEED.")
 @_listed
 @_figures
+@click.option("--tracker", metavar="NAME", help="Tracker that logs rounds and scores: tensorboard, mlflow or wandb.")
 @click.option("--trust-code", is_flag=True, help="Execute the code that CONFIG names as FILE.py:FUNCTION.")
 @in_formats
 def bench(config: str, output: str | None, only: str, listed: bool, trust_code: bool, **given: Any) -> Record:
     """Run every method of the YAML file CONFIG in every setting, tuned alike, and write one page over all."""
+    from tfp_bfl.app.one_run.trackers import check as check_tracker
     from tfp_bfl.bench.cells import states
     from tfp_bfl.bench.plan import read_plan
     from tfp_bfl.bench.program import CELLS, cells_of, reports, run_bench
 
     _check_listed(listed, **given)
     folder = _folder_of(output or ("runs/bench" if listed else None), "A benchmark")
+    check_tracker(tracker := given["tracker"])
     plan = read_plan(config, trust=trust_code)
-    records = run_bench(plan, folder, jobs=given["jobs"] or 1, only=only, listed=listed)
+    records = run_bench(plan, folder, jobs=given["jobs"] or 1, only=only, listed=listed, tracker=tracker)
     if listed:
         names = [cell.name for cell in cells_of(plan) if only in cell.name]
         return lambda: {"folder": str(folder), "listed": states(names, folder / CELLS)}

@@ -26,7 +26,7 @@ from tfp_bfl.options import fits
 from tfp_bfl.options.choices import VARIATIONAL
 from tfp_bfl.options.methods import canonical, implied, serves
 
-OWN = ("seed", "output", "hold_out", "checkpoint_every", "keep_checkpoints", "tensorboard")
+OWN = ("seed", "output", "hold_out", "checkpoint_every", "keep_checkpoints", "tracker")
 # Options that say which federation a run has: what differs in them cannot be compared.
 OF_FEDERATION = (
     *("dataset", "data_dir", "label", "client_column", "task", "test_data"),

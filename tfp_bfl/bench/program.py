@@ -48,13 +48,20 @@ def cells_of(plan: Plan) -> list[BenchCell]:
     return [BenchCell(x, method, seed) for seed in plan.seeds for x in plan.settings for method in plan.methods]
 
 
-def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", listed: bool = False) -> pathlib.Path:
+def run_bench(
+    plan: Plan,
+    output: pathlib.Path,
+    jobs: int = 1,
+    only: str = "",
+    listed: bool = False,
+    tracker: str | None = None,
+) -> pathlib.Path:
     """Run the remaining cells of a plan, write their records, and return the file of records.
 
     A cell that fails has a record with the reason. Repeated, the same command runs the cells that are not done; delete
     the folder of a cell to run it again, and that of its trials too if these failed. Methods that cannot serve a
     setting, such as personal models for numbers as labels, have no cells there. `only` is what the name of a cell,
-    SETTING/METHOD/seed-SEED, must contain.
+    SETTING/METHOD/seed-SEED, must contain; `tracker` logs the rounds and the scores of each cell.
     """
     folder = output / CELLS
     chosen = {cell.name: cell for cell in cells_of(plan) if only in cell.name}
@@ -89,7 +96,7 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
     write_cells(output, restored)
     describe = _describe(sum(not cells.is_done(folder / name) for name in every))
     try:
-        cells.run_cells(every, folder, functools.partial(run_cell, plan), describe, jobs=jobs)
+        cells.run_cells(every, folder, functools.partial(run_cell, plan, tracker), describe, jobs=jobs)
     finally:
         write_records(output)
     there = _records(output)
@@ -146,7 +153,7 @@ def trial_options(options: Options) -> dict[str, Any]:
     return {name: x for name, x in options.items() if name not in ("seed", "evaluations", "ood")}
 
 
-def run_cell(plan: Plan, folder: pathlib.Path, options: Options) -> None:
+def run_cell(plan: Plan, tracker: str | None, folder: pathlib.Path, options: Options) -> None:
     """Tune the method if that was not done, train and measure it, and write the record.
 
     A failure of the method is a record too. A fault of the machine or of the program is raised.
@@ -157,7 +164,8 @@ def run_cell(plan: Plan, folder: pathlib.Path, options: Options) -> None:
     try:
         chosen = tuning.choose(plan, setting, method, folder.parent / _TUNING, trial_options(options))
         record |= {"chosen": chosen.values, "trials": chosen.trials, "tuning": chosen._asdict()}
-        found = training.run_final(training.task_of(plan, setting, method, seed, chosen.values))
+        task = training.task_of(plan, setting, method, seed, chosen.values, folder)
+        found = training.run_final(task._replace(config=task.config.model_copy(update={"tracker": tracker})))
         cost = {**found.cost, "trial_seconds": chosen.seconds}
         record |= found._replace(options=options, cost=cost)._asdict()
     except Exception as error:

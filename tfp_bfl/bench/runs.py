@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import json
 import math
@@ -35,7 +34,7 @@ else:  # With TensorFlow, which refusals do without.
 Records = Sequence[tuple[RunConfig, Mapping[str, Any]]]  # Configuration and summary of each run.
 _HEAD = ("run", "state", "method", "data", "model", "seed", "score", "NLL", "time")
 # Options that decide no score, or are the seed itself.
-_ASIDE = ("seed", "data_dir", "tensorboard", "checkpoint_every", "keep_checkpoints", "evaluate_every")
+_ASIDE = ("seed", "data_dir", "tracker", "checkpoint_every", "keep_checkpoints", "evaluate_every")
 
 
 def find_runs(folder: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -101,27 +100,14 @@ def _described(name: str, run: pathlib.Path) -> Described:
         config = make_config(run / "config.yaml", {}, runs_code=False)
     except InvalidArgument:
         return Described(name, "not readable")
-    found = Described(name, _state(run, config), config.method, config.data_name, config.model_name, config.seed)
+    state = written.state_of(run, config)
+    found = Described(name, state, config.method, config.data_name, config.model_name, config.seed)
     with contextlib.suppress(InvalidArgument):
         (summary,) = written.read_json(run / "summary.json", "summary", written.MOST_SUMMARY_BYTES)
         numbers = numbers_in(summary)
         if numbers.keys() >= {"test_nll", "seconds"} and numbers.keys() & {"accuracy", "rmse"}:
             return found._replace(numbers=numbers)
     return found
-
-
-def _state(run: pathlib.Path, config: RunConfig) -> str:
-    if written.is_done(run):
-        return "done"
-    state, rounds = "interrupted after", 0
-    with contextlib.suppress(InvalidArgument):
-        rounds = len(read_regular(run / "metrics.jsonl", "file of metrics", written.MOST_ROUNDS_BYTES).splitlines())
-    with open(run / "config.yaml", "rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:  # A process works on the run and holds the lock of its configuration.
-            state = "at"
-    return f"{state} round {rounds}/{config.rounds * (config.ensemble or 1)}"
 
 
 class RunGroup(NamedTuple):

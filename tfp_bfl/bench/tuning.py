@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import pathlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import yaml
 from tfp_bfl.app.one_run.build import check_models
 from tfp_bfl.app.one_run.datasets import is_own, load, with_clients
 from tfp_bfl.app.one_run.pipeline import Finished
+from tfp_bfl.app.one_run.trackers import TrackerError
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
@@ -21,6 +23,7 @@ from tfp_bfl.bench.plan import OF_FEDERATION, BenchMethod, Plan
 from tfp_bfl.bench.sweep import DEFAULTS, Space, Values, parse_space
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, WorkerError, shown
 from tfp_bfl.files import name as path_name
+from tfp_bfl.files.packages import check_installed
 from tfp_bfl.files.writing import locked, write_whole
 from tfp_bfl.labels import ALIASES
 
@@ -122,13 +125,7 @@ def check_folder(output: pathlib.Path, record: str) -> None:
 
 def check_optuna() -> None:
     """Raise MissingDependency if the package optuna is not installed."""
-    try:
-        import optuna  # noqa: F401
-    except ImportError:
-        raise MissingDependency(
-            "Trials need the package optuna: install it with pip install '.[bench]' (in a clone of tfp_bfl), or give "
-            "trials of methods with nothing tuned."
-        ) from None
+    check_installed("optuna", "A choice by trials")
 
 
 def check_trials(folder: pathlib.Path, options: Options) -> None:
@@ -142,7 +139,10 @@ def check_trials(folder: pathlib.Path, options: Options) -> None:
 
 def choose(plan: Plan, setting: str, method: str, folder: pathlib.Path, options: Options = DEFAULTS) -> Chosen:
     """Return the values that trials choose for a method of a plan in a setting, as `tune`."""
-    attempt = lambda values: cell.run_trial(cell.task_of(plan, setting, method, plan.trial_seed, values))
+    named = lambda values: ",".join(f"{name}={x:.4g}" if isinstance(x, float) else f"{name}={x}" for name, x in values)
+    place = lambda values: folder / "trials" / (re.sub("[/:]", "-", named(values.items())) or "defaults")
+    task = lambda values: cell.task_of(plan, setting, method, plan.trial_seed, values, place(values))
+    attempt = lambda values: cell.run_trial(task(values))
     return tune(folder, plan, plan.methods[method].space, attempt, options)
 
 
@@ -218,7 +218,7 @@ def _run_trials(folder: pathlib.Path, plan: Plan, space: Mapping[str, Space], at
 
 def is_result(error: Exception) -> bool:
     """Return whether an error is the result of a method, such as divergence, and not a fault of machine or program."""
-    of_machine = (MissingDependency, WorkerError)
+    of_machine = (MissingDependency, TrackerError, WorkerError)
     return isinstance(error, (Error, ValueError, ArithmeticError)) and not isinstance(error, of_machine)
 
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from tfp_bfl.data.names import as_names
-from tfp_bfl.errors import InvalidArgument, MissingDependency, lookup, shown
+from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as name_of
 from tfp_bfl.files import read_regular
-from tfp_bfl.files.packages import file_of_package
+from tfp_bfl.files.packages import check_installed, file_of_package
 
 TextFeatures = Callable[[Sequence[str]], np.ndarray]
 # The kind of a column of texts, and the number of features of each backbone.
@@ -73,12 +73,9 @@ def text_features(backbone: str = "wordllama") -> TextFeatures:
 
 def _wordllama() -> TextFeatures:
     vectors = _parsed(_read(*_VECTORS))
-    try:
-        import tokenizers
-    except ImportError:
-        raise MissingDependency(
-            "The backbone wordllama needs the package tokenizers, which is not installed: pip install tokenizers"
-        ) from None
+    check_installed("tokenizers", "The backbone wordllama")
+    import tokenizers
+
     tokenizer = tokenizers.Tokenizer.from_str(_read(*_TOKENIZER).decode("utf-8"))
 
     def features(texts: Sequence[str]) -> np.ndarray:

@@ -7,7 +7,7 @@ import math
 import pathlib
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
@@ -152,23 +152,19 @@ def uri(kind: str, content: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
 
 
-def write_page(
-    path: pathlib.Path,
+def page_text(
     title: str,
     statements: Sequence[str],
     warnings: Sequence[str],
     headlines: Sequence[Headline],
     content: Sequence[Section],
-) -> pathlib.Path:
-    """Write a self-contained HTML page: title, statements, warnings in a box, headlines, and the sections.
-
-    Missing folders are made.
-    """
+) -> str:
+    """Return a self-contained HTML page: title, statements, warnings in a box, headlines, and the sections."""
     templates = environment("tfp_bfl.plots")
     # A text may continue in the next line after a mark, and inside a long word such as a checksum.
     pieces = lambda text: (Markup("<wbr>").join(map(escape, _parts(word))) for word in text.split(" "))
     templates.filters["breakable"] = lambda text: Markup(" ").join(pieces(text))
-    page = templates.get_template("report.html.jinja").render(
+    return templates.get_template("report.html.jinja").render(
         title=title,
         statements=statements,
         warnings=warnings,
@@ -176,9 +172,13 @@ def write_page(
         blocks=_blocks(content),
         widths=sorted({table.width for section in content for table in section.tables} - {0}),
     )
+
+
+def write_page(path: pathlib.Path, *content: Any) -> pathlib.Path:
+    """Write the page of `page_text`; missing folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # A name may hold what no encoding has.
-    write_bytes(path, page.encode("utf-8", errors="replace"))
+    write_bytes(path, page_text(*content).encode("utf-8", errors="replace"))
     return path
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import backbone, datasets
+from tfp_bfl.app.one_run import backbone, datasets, trackers
 from tfp_bfl.app.one_run.records import num_samples
 from tfp_bfl.app.options import own_model
 from tfp_bfl.app.options.config import RunConfig, class_of, names_in
@@ -80,6 +80,9 @@ def _user_model_fn(
 def check_models(configs: Iterable[tuple[str, RunConfig]]) -> None:
     """Build each model of (what an error begins with, configuration) once, and the processes of those with code."""
     built = set()
+    configs = list(configs)
+    for _, config in configs:
+        trackers.check(config.tracker)
     for group, data in datasets.each(configs):
         first = group[0][1]
         sample = data.train if data else datasets.peek(first)

@@ -1,6 +1,8 @@
-"""The commands on trained models: calibrate, drift, export, laplace, last-layer, predict. The work is elsewhere."""
+"""The commands on runs: calibrate, drift, export, laplace, last-layer, predict, watch. The work is elsewhere."""
 
+import contextlib
 import functools
+import pathlib
 from typing import Any
 
 import click
@@ -354,4 +356,19 @@ def find_drift(run: str, paths: tuple[str, ...], **options: Any) -> tuple[Record
     return lambda: {"found": report.found, **report._asdict()}, DRIFT_FOUND if report.found else 0
 
 
-COMMANDS = (calibrate_model, export_model, find_drift, laplace_model, last_layer_model, predict_images)
+@click.command("watch")
+@click.argument("run", metavar="RUN")
+@click.option("--port", type=click.IntRange(0, 65535), metavar="NUMBER", default=0, help="Port; a free one by default.")
+def watch_run(run: str, port: int) -> None:
+    """Show the page of RUN in a browser of this machine: its rounds while it trains, then its report.
+
+    The page is read only and draws itself anew every five seconds. Ctrl-C ends the command, not the run.
+    """
+    from tfp_bfl.app.one_run.watch import watch
+
+    shown = lambda address: click.echo(f"{address} shows {run}; Ctrl-C ends this page.")
+    with contextlib.suppress(KeyboardInterrupt):
+        watch(pathlib.Path(run), port, shown)
+
+
+COMMANDS = (calibrate_model, export_model, find_drift, laplace_model, last_layer_model, predict_images, watch_run)

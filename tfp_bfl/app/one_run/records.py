@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +19,7 @@ from tfp_bfl.app.options.resolve import at_last, stated
 from tfp_bfl.data.equal_partitions import GIVEN
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.faces import keras, tf
-from tfp_bfl.files import Path
+from tfp_bfl.files import Path, read_regular
 from tfp_bfl.files.arrays import read_arrays
 from tfp_bfl.labels import duration
 from tfp_bfl.options.fits import is_private as is_private
@@ -56,6 +58,21 @@ def is_done(folder: pathlib.Path) -> bool:
 def config_in(folder: pathlib.Path) -> RunConfig:
     """Return the configuration of a run, whose code is not run."""
     return make_config(folder / "config.yaml", {}, runs_code=False)
+
+
+def state_of(run: pathlib.Path, config: RunConfig) -> str:
+    """Return the state of a run: done, at a round, or interrupted after one."""
+    if is_done(run):
+        return "done"
+    state, rounds = "interrupted after", 0
+    with contextlib.suppress(InvalidArgument):
+        rounds = read_regular(run / "metrics.jsonl", "file of metrics", MOST_ROUNDS_BYTES).count(b"\n")
+    with open(run / "config.yaml", "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:  # A process works on the run and holds the lock of its configuration.
+            state = "at"
+    return f"{state} round {rounds}/{config.rounds * (config.ensemble or 1)}"
 
 
 def in_columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str] = str.ljust) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import build, client_scores, datasets, drift, pipeline, records
+from tfp_bfl.app.one_run import build, client_scores, datasets, drift, pipeline, records, trackers
 from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.one_run.run_folder import OnRound, Reporter, Row, free_folder, owned, recorder, reporter, write_results
 from tfp_bfl.app.options.config import RunConfig, make_config
@@ -46,7 +46,7 @@ def execute(
     The folder holds config.yaml (`tfp-bfl run --config` on it repeats the run), metrics.jsonl (a line a
     round), checkpoints/ (for `resume`), predictions.npz (of the test set),
     training_histograms.npz (for `drift`; not with differential privacy), figures/, report.html and
-    saved_model/; pretraining.json and TensorBoard's event files, if asked for; and summary.json, once the run is
+    saved_model/; pretraining.json and tensorboard/, if asked for; and summary.json, once the run is
     complete; for fl_swag and partitioned_vi also clients.npz, from which `revise` adds and removes clients; with
     hold_out held_out.npz, for `calibrate`; with evaluate_clients clients.jsonl, a line a client.
 
@@ -88,6 +88,7 @@ def _run(
     config: RunConfig, folder: pathlib.Path | None, status: Reporter, code: Code, hook: OnRound | None
 ) -> pathlib.Path:
     started = time.perf_counter()
+    trackers.check(config.tracker)
     status.phase(f"reading {config.data_name} and building {config.model_name}", lazily=True)
     user_data = datasets.load(config, code.data) if code.data or datasets.is_own(config) else None
     config = datasets.with_clients(config, user_data) if user_data else config
@@ -96,7 +97,12 @@ def _run(
     # It takes a while, and nothing but the end asks for it.
     threading.Thread(target=importlib.import_module, args=("tfp_bfl.plots",), daemon=True).start()
 
-    with owned(folder, job.config, job.settled), _workers(job.engine) as runtime, _held(job, folder) as held:
+    with (
+        trackers.tracking(job.config, folder) as tracker,
+        owned(folder, job.config, job.settled),
+        _workers(job.engine) as runtime,
+        _held(job, folder) as held,
+    ):
         status.announce(job.in_words())
         for note in job.notes:
             status.note(note)
@@ -104,7 +110,7 @@ def _run(
             logger.warning(warning)
         start = _pretrained(job, folder, status, runtime)
         status.phase("tracing, and the first round", lazily=True)
-        with recorder(folder, job.config, status, hook) as on_round:
+        with recorder(folder, job.config, status, tracker.round, *([hook] if hook else [])) as on_round:
             monitor = bfl.federated.Monitor(job.evaluate, job.config.evaluate_every, on_round=on_round)
             checkpoints = folder / "checkpoints"
             result = pipeline.train(job, monitor, clients=held, folder=checkpoints, start=start, runtime=runtime)
@@ -150,6 +156,7 @@ def _run(
         if not is_private:
             drift.record(folder, job.clients, job.train)
         write_results(folder, job, final, result, finished, info, apart, unusual)
+        tracker.scores(finished.summary())
     return folder
 
 

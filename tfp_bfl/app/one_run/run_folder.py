@@ -28,7 +28,6 @@ from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import GAUSSIAN, POINT, resolved, title
 from tfp_bfl.errors import Error, InvalidArgument
-from tfp_bfl.faces import tf
 from tfp_bfl.files import Path, write_whole
 from tfp_bfl.files.arrays import write_arrays
 from tfp_bfl.files.writing import begun, space
@@ -88,11 +87,8 @@ def free_folder(config: RunConfig, output: Path | None) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def recorder(folder: pathlib.Path, config: RunConfig, status: Reporter, hook: OnRound | None) -> Iterator[OnRound]:
-    """Return the function that records a round: metrics.jsonl, progress, TensorBoard events."""
-    events = folder / "tensorboard"
-    with space(events, writes=True):
-        writer = tf.summary.create_file_writer(str(events)) if config.tensorboard else None
+def recorder(folder: pathlib.Path, config: RunConfig, status: Reporter, *hooks: OnRound) -> Iterator[OnRound]:
+    """Return the function that records a round: metrics.jsonl and progress."""
     begun: list[int] = []
     with open(folder / "metrics.jsonl", "a+", encoding="utf-8") as lines:
 
@@ -109,18 +105,10 @@ def recorder(folder: pathlib.Path, config: RunConfig, status: Reporter, hook: On
             lines.write(json.dumps(row) + "\n")
             lines.flush()
             status.round({**row, "round": number})
-            if hook:
+            for hook in hooks:
                 hook(row)
-            if writer:
-                with space(events, writes=True), writer.as_default(step=number):
-                    for name, value in row.items():
-                        if isinstance(value, (int, float)):
-                            tf.summary.scalar(name, value)
 
         yield on_round
-    if writer:
-        with space(events, writes=True):
-            writer.close()
 
 
 def write_results(

@@ -190,7 +190,7 @@ class RunConfig(NoTruthAsNumber):
         names=choices.ENGINES,
     )
     data_dir: str | None = option(None, "Folder of TFDS' datasets; TFDS' default folder by default.")
-    tensorboard: bool = option(False, "Write TensorBoard event files into the run folder.")
+    tracker: str | None = option(None, "Tracker that logs options, metrics and scores.", names=choices.TRACKERS)
     output: str | None = option(None, "New run folder; runs/NAME-TIME by default.")
     _parameters: Mapping[str, Value] = pydantic.PrivateAttr({})
     _chosen: Collection[str] = pydantic.PrivateAttr(())

@@ -46,7 +46,7 @@ OF_ONE_PLACE = (
         "evaluate_clients",
         "unseen_clients",
     ),
-    *("engine", "tensorboard", "output", "average_rounds", "ensemble", "class_weight", "popularity", "dropout"),
+    *("engine", "output", "average_rounds", "ensemble", "class_weight", "popularity", "dropout"),
     *("evaluation_examples", "backbone"),
 )
 # Options of files, and what serves in their place for data in memory.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import build, records
+from tfp_bfl.app.one_run import build, records, trackers
 from tfp_bfl.app.one_run.run_folder import owned, recorder
 from tfp_bfl.app.options import resolve
 from tfp_bfl.app.options.config import RunConfig
@@ -98,6 +98,7 @@ def _serve(options: Mapping[str, Any], run: Submission, expelled: Mapping[str, s
     sizes = np.array([summary["num_examples"] for summary in reported.values()], np.int64)
     parties = bfl.data.Parties(schema, names, sizes)
     sums = largest_weight(config, sizes) if run.secure_sums else None
+    trackers.check(config.tracker)
     process = build.process(config, schema, lambda: None, secure_sums=sums)
     config, weights = build.settle(config, schema)
     bfl.federated.check_clients(process, parties)
@@ -121,7 +122,10 @@ def _serve(options: Mapping[str, Any], run: Submission, expelled: Mapping[str, s
         )
         carrier = Carrier(run, attendance, jobs)
         scores = _Scores(carrier, {site: reported[site].get("num_test", 0) for site in names}, schema)
-        with recorder(folder, config, progress, None) as on_round:
+        with (
+            trackers.tracking(config, folder) as tracker,
+            recorder(folder, config, progress, tracker.round) as on_round,
+        ):
             # A site answers each round with masks only once: no round can be repeated.
             every = 1 if run.secure_sums else config.checkpoint_every
             result = bfl.sites.simulate_parties(
@@ -132,6 +136,7 @@ def _serve(options: Mapping[str, Any], run: Submission, expelled: Mapping[str, s
                 checkpoints=bfl.federated.Checkpointing(folder / "checkpoints", every, config.keep_checkpoints),
                 monitor=bfl.federated.Monitor(scores.of, config.evaluate_every, on_round=on_round),
             )
+            tracker.scores(result.rounds[-1])
         attendance.write(folder)
         of_clients = bfl.evaluation.scores_of_sums(scores.last)
         suspects = [*bfl.evaluation.client_warnings(of_clients), *unseen(names, scores.last)]
