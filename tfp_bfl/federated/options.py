@@ -70,6 +70,8 @@ class Monitor(NamedTuple):
         names get the prefix `cohort_` in the round's metrics.
       on_round: Function that is called with the metrics of each round of this call.
       stop: Function from a round's metrics to whether it was the last, whatever `rounds` says.
+      progress: Whether to show a bar of the rounds, with scores and the time left, in a notebook or on the standard
+        error.
     """
 
     evaluate: Evaluate | None = None
@@ -77,6 +79,7 @@ class Monitor(NamedTuple):
     evaluate_cohort: Callable[[keras.Model, Any, Any], dict[str, float]] | None = None
     on_round: Callable[[Row], None] | None = None
     stop: Callable[[Row], bool] | None = None
+    progress: bool = False
 
 
 class Prediction(NamedTuple):
@@ -143,6 +146,7 @@ class Keywords(TypedDict, total=False):
     evaluate_cohort: Callable[[keras.Model, Any, Any], dict[str, float]] | None
     on_round: Callable[[Row], None] | None
     stop: Callable[[Row], bool] | None
+    progress: bool
     average_rounds: int | None
     draws: Thinning | None
     batch_norm_examples: Any
@@ -174,7 +178,7 @@ PASSED_ON = tuple(name for name in SimulationSettings._fields if name != "engine
 _KEYWORDS = {
     "cohorts": ("cohort_size", "popularity", "dropout", "max_retries"),
     "checkpoints": ("checkpoint_dir", "checkpoint_every", "keep_checkpoints"),
-    "monitor": ("evaluate", "evaluate_every", "evaluate_cohort", "on_round", "stop"),
+    "monitor": ("evaluate", "evaluate_every", "evaluate_cohort", "on_round", "stop", "progress"),
     "prediction": ("average_rounds", "draws", "batch_norm_examples"),
     "engine": ("engine", "runtime", "max_restarts"),
 }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
 import os
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -47,6 +48,7 @@ from tfp_bfl.federated.options import (
     settings_of,
 )
 from tfp_bfl.federated.process import BayesianProcess
+from tfp_bfl.federated.progress import bar
 from tfp_bfl.posterior import Samples, Spread, marginals, spread
 from tfp_bfl.privacy import everyone_clipped_warning, taking_part_warning
 from tfp_bfl.weights import ModelWeights, predictive_model, scaling_bytes
@@ -133,8 +135,8 @@ def simulate(
         for tff where TensorFlow Federated is installed.
       **options: fields of these objects as keywords: cohort_size, popularity, dropout and max_retries of `Cohorts`;
         checkpoint_dir, checkpoint_every and keep_checkpoints of `Checkpointing`; evaluate, evaluate_every,
-        evaluate_cohort, on_round and stop of `Monitor`; average_rounds, draws and batch_norm_examples of `Prediction`;
-        runtime and max_restarts of `Backend`.
+        evaluate_cohort, on_round, stop and progress of `Monitor`; average_rounds, draws and batch_norm_examples of
+        `Prediction`; runtime and max_restarts of `Backend`.
 
     Raises:
       InvalidArgument: options out of range, or that do not fit the process, clients, checkpoints or each other.
@@ -180,8 +182,9 @@ def _simulate(
     with run.engine() as engine:
         run.begin(engine)
         try:
-            while run.goes_on:
-                run.advance()
+            with run.bar() as shown:
+                while run.goes_on:
+                    shown(run.advance())
         finally:
             run.save()
     return run.result()
@@ -250,8 +253,13 @@ class _Simulation:
         """Whether there is another round."""
         return not self._stopped and int(self._state.round) < self._rounds
 
-    def advance(self) -> None:
-        """Run the next round, with all that follows it."""
+    def bar(self) -> contextlib.AbstractContextManager[Callable[[Mapping[str, Any]], None]]:
+        """Return the context of the bar that shows the rounds, or of none."""
+        done = int(self._state.round)
+        return bar(self._rounds, done) if self._monitor.progress else contextlib.nullcontext(lambda row: None)
+
+    def advance(self) -> dict[str, Any]:
+        """Run the next round, with all that follows it, and return its metrics."""
         started, number, monitor, record = time.perf_counter(), int(self._state.round) + 1, self._monitor, self._record
         outcome = self._attempts.run(self._state)
         row = {"round": number, **_row(outcome), "train_seconds": time.perf_counter() - started}
@@ -274,6 +282,7 @@ class _Simulation:
         if monitor.on_round:
             monitor.on_round(row)
         self._stopped = bool(monitor.stop and monitor.stop(row))
+        return row
 
     def save(self) -> None:
         """Write a checkpoint, unless the last one is of this round."""
