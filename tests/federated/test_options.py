@@ -22,6 +22,7 @@ AS_KEYWORDS = {
     **{"cohort_size": 4, "popularity": 2.0, "dropout": 0.25, "max_retries": 1},
     **{"checkpoint_dir": "states", "checkpoint_every": 5, "keep_checkpoints": 2},
     **{"evaluate": anything, "evaluate_every": 7, "evaluate_cohort": anything, "on_round": anything, "stop": anything},
+    "progress": True,
     **{"average_rounds": 3, "draws": Thinning(1, 2), "batch_norm_examples": "examples"},
     **{"engine": "local", "runtime": "workers", "max_restarts": 0, "seed": 11, "start": "weights"},
 }
@@ -29,7 +30,7 @@ AS_OBJECTS = {
     "cohorts": Cohorts(4, popularity=2.0, dropout=0.25, max_retries=1),
     "seed": 11,
     "checkpoints": Checkpointing("states", every=5, keep=2),
-    "monitor": Monitor(anything, every=7, evaluate_cohort=anything, on_round=anything, stop=anything),
+    "monitor": Monitor(anything, every=7, evaluate_cohort=anything, on_round=anything, stop=anything, progress=True),
     "start": "weights",
     "prediction": Prediction(average_rounds=3, draws=Thinning(1, 2), batch_norm_examples="examples"),
     "engine": Backend("local", "workers", max_restarts=0),
