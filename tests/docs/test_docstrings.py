@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import tfp_bfl as bfl
+from tfp_bfl.options.methods import ALGORITHMS
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 LISTED = re.findall(r"^   tfp_bfl\.([\w.]+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
@@ -49,4 +50,5 @@ def test_what_people_use_most_has_an_example():
     programs = [DOCS.parent / "README.md", DOCS / "quickstart.md"]
     text = "".join(block for page in programs for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
     used = set(re.findall(r"\bbfl\.(\w+\.\w+)\(", text)) | {"federated.simulate", "data.Source.partition"}
+    used |= {f"algorithms.{name}" for name in ALGORITHMS}
     assert used <= shown, f"without an example: {', '.join(sorted(used - shown))}"

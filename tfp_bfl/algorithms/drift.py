@@ -192,6 +192,10 @@ def fed_dyn(
     The smaller alpha is, the longer a client trains to reach its minimum. It takes the place of proximal.
 
     Source: Acar et al. 2021 (arXiv:2111.04263), algorithm 1.
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.fed_dyn(model_fn, local_epochs=5)
     """
     check_number(alpha, "alpha")
     if "proximal" in options:
@@ -236,6 +240,10 @@ def fed_nova(
     same bounds fit. Clients of one size make this federated averaging.
 
     Source: Wang et al. 2020 (arXiv:2007.07481), algorithm 1 and section 4.1.
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.fed_nova(model_fn, local_epochs=5)
     """
     work, process = split_options(fed_nova, options)
     local, reach = clients.variational(model_fn, **work), reach_of(**work)

@@ -79,6 +79,10 @@ def fed_ag(
     are left; median leaves too few.
 
     Source: Thorgeirsson & Gauterin 2020, algorithm 3.
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.fed_ag(model_fn, local_epochs=5)
     """
     step = servers.keep_gaussian(servers.optimize(server_optimizer))
     return _averaged(fed_ag, options, model_fn, rules.client_gaussian(), step)
@@ -104,6 +108,10 @@ def fed_be(
         batch_size, learning_rate.
 
     Source: Chen & Chao 2021 (arXiv:2009.01974), algorithm 2.
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.fed_be(model_fn, np.zeros([64, 30], np.float32))  # without labels
     """
     likelihood = options.get("likelihood", "categorical")
     if isinstance(likelihood, str) and not likelihood.startswith(("categorical", "class_weighted")):
@@ -125,6 +133,10 @@ def fed_pa(
     The rate of the server's optimizer must be lower, the larger the shrinkage (`averaging.work.posterior_delta`).
 
     Source: Al-Shedivat et al. 2021 (arXiv:2010.05273), algorithm 1.
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.fed_pa(model_fn, local_epochs=5)
     """
     return _sampled(fed_pa, options, model_fn, MEAN, server_optimizer)
 
@@ -149,6 +161,10 @@ def fed_kp(
       kernel_options: of `algorithms.kernel.kernel_posterior`: kernel, bandwidth, scale, max_iterations, weighting.
 
     Source: Johansson & Gullbrandson 2022, algorithms 9 and 10.
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.fed_kp(model_fn, local_epochs=5)
     """
     rule, step = _kernel(start, kernel_options), servers.optimize(server_optimizer)
     own = {} if (kernel_options or {}).get("weighting") else {"weighting": "equal"}  # All values count alike.
@@ -167,6 +183,10 @@ def fed_kppa(
     """FedKPPA: FedPA's clients with clustered FedKP's server; arguments as of both.
 
     Source: Johansson & Gullbrandson 2022, FedKPPA.
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.fed_kppa(model_fn, local_epochs=5)
     """
     return _sampled(fed_kppa, options, model_fn, _kernel(start, kernel_options), server_optimizer)
 
@@ -193,6 +213,10 @@ def fed_sgld(
       max_samples: the last rounds, which predict together. `simulate` keeps and writes them.
 
     Source: Welling & Teh 2011; Johansson & Gullbrandson 2022.
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.fed_sgld(model_fn, local_epochs=5)
     """
     thinning = federated.check_thinning(federated.Thinning(burn_in_rounds, most=max_samples))
     step = langevin(servers.optimize(server_optimizer), step_size)

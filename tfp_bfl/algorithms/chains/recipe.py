@@ -64,6 +64,10 @@ def qlsd(
       thinning: burn-in, rounds from one kept draw to the next, and how many predict; None for all rounds.
 
     Source: Vono et al. 2022 (arXiv:2106.00797), algorithms 1 and 2, and supplement S1.1 for clients that differ.
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.qlsd(model_fn, step_size=1e-5, compressor=bfl.compression.quantiser(16))
     """
     work, process = split_options(qlsd, options)
     work |= {"estimator": estimator, "compressor": compressor}
@@ -108,6 +112,10 @@ def dg_sgld(
       coupling: rho, the variance of the clients' weights about the server's: each client's factor is smoothed by it.
 
     Source: Plassier et al. 2021 (arXiv:2106.06300).
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.dg_sgld(model_fn, step_size=1e-5, coupling=10.0)
     """
     work, process = split_options(dg_sgld, options)
     local = coupled_langevin(model_fn, step_size=step_size, coupling=coupling, **work)
@@ -132,6 +140,12 @@ def fsgld(
       surrogates: of the clients, in the order of their numbers: `chains.local_langevin.fit_surrogates`.
 
     Source: El Mekkaoui et al. 2021 (arXiv:2004.11231).
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2, hidden=())
+      >>> clients = bfl.data.load("breast_cancer").partition(bfl.data.iid(num_clients=2), seed=0)
+      >>> surrogates = bfl.algorithms.chains.local_langevin.fit_surrogates(model_fn, clients)
+      >>> process = bfl.algorithms.fsgld(model_fn, surrogates, step_size=1e-5)
     """
     work, process = split_options(fsgld, options)
     of_prior = prior_precision(prior_stddev)

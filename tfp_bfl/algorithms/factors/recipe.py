@@ -74,6 +74,10 @@ def bayesian_admm(
 
     Source: Möllenhoff et al. 2026 (arXiv:2506.13150), IVON-ADMM. Departure: q begins at the model's first posterior,
     and theirs at the prior, with clients that begin at personal networks in the first round alone.
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("flipout", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.bayesian_admm(model_fn, local_epochs=5)
     """
     work, process = split_options(bayesian_admm, options)
     held: dict[str, Any] = {"step_size": step_size, "damping": damping}
@@ -113,6 +117,10 @@ def fed_lap(
 
     Source: Swaroop, Khan and Doshi-Velez 2025 (arXiv:2501.17325). Equations derived
       (`factors.laplace_work.laplace_factors`).
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.fed_lap(model_fn, local_epochs=5)
     """
     work, process = split_options(fed_lap, options)
     held: dict[str, Any] = {"covariance": covariance, "step_size": step_size, "damping": damping}

@@ -56,6 +56,10 @@ def laplace(
       **options: of `compose` (with secure_sums the server has the total of a round) and of `laplace.work.laplace`.
 
     Source: MacKay 1992; Daxberger et al. 2021 (arXiv:2106.14806); Immer et al. 2021 (arXiv:2104.04975) for the prior.
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.laplace(model_fn, structure="diagonal")
     """
     work, process = split_options(laplace, options)
     model_fn, structure = network_of(model_fn), work.get("structure", "last_layer")

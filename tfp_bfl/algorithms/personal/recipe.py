@@ -48,6 +48,10 @@ def meta_learning(
 
     Source: Finn et al. 2017 (arXiv:1703.03400); Nichol et al. 2018 (arXiv:1803.02999); Fallah et al. 2020
     (arXiv:2002.07948).
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.meta_learning(model_fn, learner="maml")
     """
     work, process = split_options(meta_learning, options)
     local, step = meta_learning_work(model_fn, learner=learner, **work), servers.optimize(server_optimizer)
@@ -87,6 +91,10 @@ def meta_vd(
         client's.
 
     Source: Jeon et al. 2023 (arXiv:2510.20225).
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("variational_dropout", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.meta_vd(model_fn, num_clients=10)
     """
     work, process = split_options(meta_vd, options)
     make = lookup(PERSONAL_VARIANCES, variances, "source of variances")
@@ -169,6 +177,10 @@ def p_fed_bayes(
     averages their means and variances, as published. The server_optimizer steps the means of w; None to take the pool.
 
     Source: Zhang et al. 2022 (arXiv:2206.07977), algorithm 1.
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("flipout", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.p_fed_bayes(model_fn, local_epochs=5)
     """
     work, process = split_options(p_fed_bayes, options)
     return compose(model_fn, personal_posterior(model_fn, **work), rule, servers.optimize(server_optimizer), **process)
