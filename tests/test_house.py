@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EDGES = ("glm", "sites", "bench", "sklearn")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
-    "core lines": (49_220, 38_000),
+    "core lines": (49_450, 38_000),
     "edge lines": (15_310, 11_500),
     "test lines": (61_430, 48_000),
     "largest circle of files": (3, 3),

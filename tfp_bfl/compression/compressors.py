@@ -66,6 +66,10 @@ def quantiser(levels: int) -> Compressor:
       InvalidArgument: levels outside that range.
 
     Source: Alistarh et al. 2017 (arXiv:1610.02132), section 3.1.
+
+    Example:
+      >>> bfl.compression.quantiser(16).name
+      'quantiser:16'
     """
     s = check_count(levels, "levels")
     if s > 2**24:
@@ -137,6 +141,10 @@ def sparsifier(share: float) -> Compressor:
 
     Raises:
       InvalidArgument: a share outside that range.
+
+    Example:
+      >>> bfl.compression.sparsifier(0.1).name
+      'sparsifier:0.1'
     """
     share = check_number(share, "share")
     if share > 1:
@@ -160,6 +168,10 @@ def largest(share: float) -> Compressor:
       InvalidArgument: a share outside that range.
 
     Source: Stich et al. 2018 (arXiv:1809.07599), "top-k".
+
+    Example:
+      >>> bfl.compression.largest(0.1).name
+      'largest:0.1'
     """
     share = check_number(share, "share")
     if share > 1:
@@ -289,5 +301,9 @@ def parse_compressor(text: str) -> Compressor:
 
     Raises:
       InvalidArgument: no such compressor, or a number outside its range.
+
+    Example:
+      >>> bfl.compression.parse_compressor("quantiser:16").name
+      'quantiser:16'
     """
     return parse(COMPRESSORS, text, "compressor")()

@@ -163,5 +163,10 @@ def parse_partition(text: str, num_clients: int) -> Partition:
 
 
 def partition_forms() -> list[str]:
-    """Return the form of each partition's name, such as "dirichlet:ALPHA"."""
+    """Return the form of each partition's name, such as "dirichlet:ALPHA".
+
+    Example:
+      >>> bfl.data.partition_forms()[:3]
+      ['given', 'iid', 'label_skew:CLASSES_PER_CLIENT']
+    """
     return named.forms(PARTITIONS)

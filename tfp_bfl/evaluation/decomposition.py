@@ -89,6 +89,12 @@ def summarise(probabilities: Any) -> Summary:
 
     aleatoric_b = 1/S sum_s sum_c p_sbc (1 - p_sbc)
     epistemic_b = 1/S sum_s sum_c (p_sbc - mean_bc)^2
+
+    Example:
+      >>> probabilities = np.array([[[1.0, 0.0]], [[0.0, 1.0]]], np.float32)  # two samples that contradict each other
+      >>> found = bfl.evaluation.summarise(probabilities)
+      >>> float(found.epistemic[0]), float(found.aleatoric[0])
+      (0.5, 0.0)
     """
     mean = tf.reduce_mean(probabilities, axis=0)
     aleatoric = tf.reduce_sum(tf.reduce_mean(probabilities * (1.0 - probabilities), axis=0), axis=-1)

@@ -165,6 +165,11 @@ def homogeneity(
 
     Sources: Pearson 1900; Cochran 1954 for the merging; Scholz and Stephens 1987, eq. 7, for the first A; Besag and
     Clifford 1991 for the number of draws.
+
+    Example:
+      >>> distance, p_value = bfl.evaluation.homogeneity(np.array([50, 50]), np.array([90, 10]))
+      >>> round(distance, 3), bool(p_value < 1e-3)
+      (0.4, True)
     """
     counts = _aligned(reference, new).astype(np.int64)
     totals = counts.sum(1)

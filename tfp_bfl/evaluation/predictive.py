@@ -55,7 +55,13 @@ class Evaluation(NamedTuple):
 
 
 def is_stochastic(model: keras.Model) -> bool:
-    """Return whether weight samples differ: variational weights, Monte Carlo dropout or a posterior beside it."""
+    """Return whether weight samples differ: variational weights, Monte Carlo dropout or a posterior beside it.
+
+    Example:
+      >>> kinds = ("deterministic", "mc_dropout", "flipout")
+      >>> [bfl.evaluation.is_stochastic(bfl.models.mlp(x, input_shape=(4,), num_classes=2)) for x in kinds]
+      [False, True, True]
+    """
     layers = list(model._flatten_layers())
     samples = lambda layer: (
         isinstance(layer, (WeightSampling, MemberSampling)) or getattr(layer, "variational_weights", [])

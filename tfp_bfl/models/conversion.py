@@ -62,7 +62,12 @@ def mc_dropout(model: keras.Model, rate: float = 0.2) -> keras.Model:
 
 
 def kind_of(model: keras.Model) -> str:
-    """Return which of `KINDS` a model is, by its layers."""
+    """Return which of `KINDS` a model is, by its layers.
+
+    Example:
+      >>> bfl.models.kind_of(bfl.models.mlp("mc_dropout", input_shape=(4,), num_classes=2))
+      'mc_dropout'
+    """
     layers = list(model._flatten_layers(include_self=False))
     if any(isinstance(layer, VariationalDropout) for layer in layers):
         return "variational_dropout"
@@ -230,6 +235,11 @@ def in_bfloat16(model: keras.Model) -> keras.Model:
 
     Args:
       model: a functional or sequential Keras model.
+
+    Example:
+      >>> model = bfl.models.in_bfloat16(bfl.models.mlp("deterministic", input_shape=(4,), num_classes=2))
+      >>> model.layers[1].compute_dtype
+      'bfloat16'
     """
     attributes = vars(model)  # past Keras, which would track it
     if _TWIN not in attributes:

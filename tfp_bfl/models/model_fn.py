@@ -23,6 +23,11 @@ def as_model_fn(model: object) -> Callable[[], keras.Model]:
     (`from_keras_3`); of a Keras model, one that builds its like with the weights that it has now.
 
     Frozen layers of each of these models have the same weights, and compute as in prediction (`weights.frozen`).
+
+    Example:
+      >>> model_fn = bfl.models.as_model_fn(bfl.models.mlp("deterministic", input_shape=(4,), num_classes=2))
+      >>> model_fn().output_shape
+      (None, 2)
     """
     if is_keras_3(model):
         return _converting(_building(lambda: from_keras_3(model)))

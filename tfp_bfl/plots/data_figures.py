@@ -144,7 +144,11 @@ def client_labels(label_counts: object, class_names: Sequence[str], client_names
 
 
 def client_sizes(sizes: object) -> Figure:
-    """Draw how many examples [K] each client holds, such as `Clients.sizes`, as bars in the order of the clients."""
+    """Draw how many examples [K] each client holds, such as `Clients.sizes`, as bars in the order of the clients.
+
+    Example:
+      >>> bfl.plots.client_sizes([120, 80, 40]).savefig("sizes.png")
+    """
     sizes = _checked(sizes, "[K]")
     figure, axes = style.one_panel(2.8)
     _draw_sizes(axes, sizes, with_numbers=sizes.size <= _MAX_CLIENTS_WITH_NUMBERS)

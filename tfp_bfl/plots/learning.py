@@ -34,6 +34,10 @@ def learning_curve(rounds: Rounds) -> Figure:
     "nll" (test and training, nats per example), and "stddev_q05", "stddev_median", "stddev_q95" (quantiles of the
     standard deviation over the weights, in units of the weights, on a logarithmic axis). A model without a posterior
     has no such keys.
+
+    Example:
+      >>> rounds = [{"round": 1, "test_nll": 0.9}, {"round": 2, "test_nll": 0.5}]
+      >>> bfl.plots.learning_curve(rounds).savefig("curve.svg")
     """
 
     def score(axes: Axes, rounds: Rounds, key: str) -> None:

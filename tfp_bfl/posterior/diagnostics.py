@@ -17,6 +17,11 @@ def effective_sample_size(values: Array) -> np.ndarray:
       values: of R draws of M chains [M, R, ...], such as predictions or the potential.
 
     Source: Geyer 1992; Vehtari et al. 2021 (arXiv:1903.08008), eq. 10.
+
+    Example:
+      >>> values = np.random.default_rng(0).normal(size=[2, 1000])  # [chains, draws]
+      >>> bool(1700 < bfl.posterior.effective_sample_size(values) < 2300)
+      True
     """
     chains = _by_draw(values)
     several = {"cross_chain_dims": 1} if chains.shape[1] > 1 else {}
@@ -31,6 +36,11 @@ def potential_scale_reduction(values: Array) -> np.ndarray:
       values: as of `effective_sample_size`.
 
     Source: Gelman et al. 2013; Vehtari et al. 2021 (arXiv:1903.08008), eq. 4.
+
+    Example:
+      >>> values = np.random.default_rng(0).normal(size=[2, 1000])  # [chains, draws]
+      >>> bool(bfl.posterior.potential_scale_reduction(values) < 1.01)
+      True
     """
     return tfp.mcmc.potential_scale_reduction(_by_draw(values), independent_chain_ndims=1, split_chains=True).numpy()
 
@@ -46,6 +56,11 @@ def hpd_level(potential: Array, alpha: float = 0.01) -> float:
       alpha: above 0 and below 1.
 
     Source: Vono et al. 2022 (arXiv:2106.00797), section 5.2.
+
+    Example:
+      >>> potential = np.random.default_rng(0).normal(size=10_000) ** 2 / 2  # of N(0, 1)
+      >>> round(bfl.posterior.hpd_level(potential, alpha=0.05), 2)  # 1.96^2 / 2 = 1.92
+      1.91
     """
     if check_number(alpha, "alpha") >= 1:
         raise InvalidArgument(f"alpha is {alpha:g}, but must be below 1: it is the mass outside the region.")

@@ -78,6 +78,11 @@ def marginals(q: LowRank | MeanField | Kronecker | Samples) -> MeanField:
     """Return the mean-field Gaussian with the means and variances of q: variance = diagonal + sum_r deviations_r^2.
 
     Of all mean-field p it is the one of the smallest KL[q || p]. Of `Samples` it has mean and variance of the draws.
+
+    Example:
+      >>> q = bfl.posterior.MeanField([np.array([0.0, 2.0])], [np.array([1.0, 4.0])])
+      >>> bfl.posterior.marginals(q).variance[0].tolist()
+      [1.0, 4.0]
     """
     return _family(q).marginals(q)
 

@@ -158,6 +158,11 @@ def log_prob(q: LowRank | MeanField, weights: TensorTree) -> tf.Tensor:
 def covariance(q: LowRank | MeanField) -> tf.Tensor:
     """Return the dense covariance diag(diagonal) + deviations^T deviations: [D, D], the leaves' weights one after
     another.
+
+    Example:
+      >>> q = bfl.posterior.MeanField([np.array([0.0, 2.0])], [np.array([1.0, 4.0])])
+      >>> bfl.posterior.covariance(q).numpy().tolist()
+      [[1.0, 0.0], [0.0, 4.0]]
     """
     q = as_low_rank(q)
     size = num_weights(q)

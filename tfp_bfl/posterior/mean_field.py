@@ -47,6 +47,10 @@ def gaussian_kl(mean: tf.Tensor, log_stddev: tf.Tensor, prior_mean: Scalar, prio
     """Return KL[N(mean, s^2) || N(m, t^2)] of each weight, in nats, elementwise.
 
     KL = log(t / s) + (s^2 + (mean - m)^2) / (2 t^2) - 1 / 2
+
+    Example:
+      >>> bfl.posterior.gaussian_kl(np.ones(1, np.float32), np.zeros(1, np.float32), 0.0, 0.0).numpy().tolist()
+      [0.5]
     """
     prior_log_stddev = tf.convert_to_tensor(prior_log_stddev, log_stddev.dtype)
     ratio = log_stddev - prior_log_stddev
@@ -130,6 +134,11 @@ def spread(q: MeanField, min_stddev: float = 0.0) -> Spread:
 
     A weight counts as at the floor if its standard deviation is within 1 % of `min_stddev` or below it. Quantiles are
     nearest ranks.
+
+    Example:
+      >>> q = bfl.posterior.MeanField([np.zeros(3, np.float32)], [np.array([1.0, 4.0, 9.0], np.float32)])
+      >>> float(bfl.posterior.spread(q).stddev_median)
+      2.0
     """
     leaves = tf.nest.flatten(q.variance)
     if not leaves:

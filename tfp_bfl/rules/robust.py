@@ -309,5 +309,9 @@ ROBUST: named.Table = {
 def parse_robust(text: str) -> Callable[[AnyRule], ModelRule | ModelGatherRule]:
     """Return the robust aggregator that text names, "clip:5.0", "trimmed:0.2" or "median": a function from a rule to
     the robust one.
+
+    Example:
+      >>> bfl.rules.parse_robust("trimmed:0.2")("conflation").name
+      'trimmed conflation'
     """
     return named.parse(ROBUST, text, "robust aggregator")

@@ -91,7 +91,12 @@ def default_optimizer(update_prior: bool = False) -> str:
 
 
 def default_rate(inference: str, optimizer: Optimizer = DEFAULT_OPTIMIZER) -> float:
-    """Return the default learning rate of the means: that of the inference, or else of the optimizer."""
+    """Return the default learning rate of the means: that of the inference, or else of the optimizer.
+
+    Example:
+      >>> bfl.training.default_rate("curvature"), bfl.training.default_rate("backprop", "adam")
+      (0.03, 0.001)
+    """
     lookup(INFERENCES, inference, "inference")
     return _RATES[inference] if inference in _RATES else optimizer_rate(optimizer)
 

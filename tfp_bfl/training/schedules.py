@@ -16,6 +16,11 @@ def exponential_decay(
     rate(r) = learning_rate * exp(-decay * max(0, r - silent_rounds)),   r the rounds done so far
 
     Fischer et al. 2024 (arXiv:2403.15263) use the defaults.
+
+    Example:
+      >>> rate = bfl.training.exponential_decay(0.001)
+      >>> [round(float(rate(number)), 5) for number in (0, 50, 75)]
+      [0.001, 0.001, 0.00037]
     """
     learning_rate = check_number(learning_rate, "learning_rate")
     decay = check_number(decay, "decay", zero=True)
@@ -40,6 +45,11 @@ def inverse_decay(learning_rate: float, half_rounds: float = 100.0) -> Callable[
     Clients of several local steps drift apart by an amount that is proportional to the rate, so that a constant rate
     leaves federated averaging away from the minimum where clients differ. With this schedule the distance goes to zero
     (Li et al. 2020, arXiv:1907.02189, theorem 1 and section 3.3), whatever the number of rounds.
+
+    Example:
+      >>> rate = bfl.training.inverse_decay(0.1)
+      >>> [round(float(rate(number)), 3) for number in (0, 100, 300)]
+      [0.1, 0.05, 0.025]
     """
     learning_rate, half_rounds = check_number(learning_rate, "learning_rate"), check_number(half_rounds, "half_rounds")
     return _stated(
@@ -61,6 +71,11 @@ def cosine_decay(learning_rate: float, rounds: int, last: float = 0.1) -> Callab
       last: share of the learning rate at the end, from 0 to 1.
 
     Source: Loshchilov & Hutter 2017 (arXiv:1608.03983), eq. 5, without restarts.
+
+    Example:
+      >>> rate = bfl.training.cosine_decay(0.1, rounds=60)
+      >>> [round(float(rate(number)), 3) for number in (0, 30, 60)]
+      [0.1, 0.055, 0.01]
     """
     learning_rate, rounds = check_number(learning_rate, "learning_rate"), check_count(rounds, "rounds")
     if check_number(last, "last", zero=True) > 1:
@@ -105,6 +120,11 @@ def linear_decay(learning_rate: float, rounds: int) -> Callable[[tf.Tensor], tf.
     """Return a learning rate that falls to zero along a line over a known number of rounds.
 
     rate(r) = learning_rate max(1 - r / rounds, 0),   r the rounds done so far
+
+    Example:
+      >>> rate = bfl.training.linear_decay(0.1, rounds=60)
+      >>> [round(float(rate(number)), 3) for number in (0, 30, 60)]
+      [0.1, 0.05, 0.0]
     """
     learning_rate, rounds = check_number(learning_rate, "learning_rate"), check_count(rounds, "rounds")
     left = lambda number: tf.maximum(1.0 - tf.cast(number, tf.float32) / rounds, 0.0)
@@ -118,6 +138,11 @@ def sigmoid_warm_up(weight: float = 10.0, num_rounds: int = 20) -> Callable[[tf.
 
     r are the rounds done so far: .0025 of the weight before the first, a half in the middle, .9975 at the end.
     Jeon et al. 2023 (arXiv:2510.20225) have 10 and a fiftieth of all rounds, by their program.
+
+    Example:
+      >>> weight = bfl.training.sigmoid_warm_up(weight=1.0, num_rounds=20)
+      >>> [round(float(weight(number)), 2) for number in (0, 10, 20)]
+      [0.0, 0.5, 1.0]
     """
     weight = check_number(weight, "weight")
     check_count(num_rounds, "num_rounds")

@@ -95,7 +95,13 @@ def layout(model: keras.Model) -> Layout:
 
 
 def get_weights(model: keras.Model) -> ModelWeights:
-    """Return the model's weights; variances are exp(2 log_stddev)."""
+    """Return the model's weights; variances are exp(2 log_stddev).
+
+    Example:
+      >>> weights = bfl.weights.get_weights(bfl.models.mlp("flipout", input_shape=(4,), num_classes=2, hidden=()))
+      >>> [x.shape.as_list() for x in weights.posterior.mean]
+      [[4, 2]]
+    """
     variables = layout(model)
     read = lambda group: tuple(tf.convert_to_tensor(v) for v in group)
     return ModelWeights(

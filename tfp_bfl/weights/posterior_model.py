@@ -351,5 +351,10 @@ def ensemble_model(model: keras.Model, members: Sequence[ModelWeights], regressi
 
 
 def num_members(model: keras.Model) -> int:
-    """Return M of what `ensemble_model` built; 1 for any other model."""
+    """Return M of what `ensemble_model` built; 1 for any other model.
+
+    Example:
+      >>> bfl.weights.num_members(bfl.models.mlp("deterministic", input_shape=(4,), num_classes=2))
+      1
+    """
     return next((layer.num_members for layer in model.layers if isinstance(layer, MemberSampling)), 1)
