@@ -76,22 +76,12 @@ class OwnData(NamedTuple):
 
 
 def is_own(name: str) -> bool:
-    """Return whether a dataset is named by a path: one with a suffix of `SUFFIXES`, or an existing folder.
-
-    Example:
-      >>> bfl.data.is_own("patients.csv"), bfl.data.is_own("digits")
-      (True, False)
-    """
+    """Return whether a dataset is named by a path: one with a suffix of `SUFFIXES`, or an existing folder."""
     return pathlib.PurePath(name).suffix.lower() in SUFFIXES or os.path.isdir(name)
 
 
 def kind_of(value: object) -> str | None:
-    """Return what data in memory are: "Source", "Clients", "arrays", or the type of a table; None for others.
-
-    Example:
-      >>> bfl.data.kind_of((np.zeros([4, 2]), np.zeros(4))), bfl.data.kind_of(bfl.data.load("digits"))
-      ('arrays', 'Source')
-    """
+    """Return what data in memory are: "Source", "Clients", "arrays", or the type of a table; None for others."""
     if isinstance(value, (Source, Clients)) or is_table(value):
         return type(value).__name__
     return ARRAYS if isinstance(value, (tuple, list, Mapping)) else None

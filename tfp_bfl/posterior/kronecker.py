@@ -31,6 +31,16 @@ class Kronecker(NamedTuple):
     stddev: Any
 
 
+def factor(q: Kronecker) -> tf.linalg.LinearOperator:
+    """Return A of the covariance A A^T of all weights [D, D], D = (F + 1) C, the kernel's row by row and then the bias.
+
+    A = (L (x) R) diag(S), S row by row.
+    """
+    turned = [tf.linalg.LinearOperatorFullMatrix(x, is_non_singular=True, is_square=True) for x in (q.rows, q.columns)]
+    scale = tf.linalg.LinearOperatorDiag(tf.reshape(q.stddev, [-1]), is_non_singular=True)
+    return tf.linalg.LinearOperatorComposition([tf.linalg.LinearOperatorKronecker(turned), scale])
+
+
 def sample(q: Kronecker, seed: tf.Tensor, num_samples: int | None = None) -> Any:
     """Draw from it (`posterior.sample`)."""
     shape = tf.concat([[] if num_samples is None else [num_samples], tf.shape(q.stddev)], 0)

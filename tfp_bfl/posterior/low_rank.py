@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import mean_field
+from tfp_bfl.posterior.kronecker import Kronecker, factor
 from tfp_bfl.posterior.mean_field import MeanField
 from tfp_bfl.tensors import TensorTree
 
@@ -155,22 +156,25 @@ def log_prob(q: LowRank | MeanField, weights: TensorTree) -> tf.Tensor:
     return result if many else result[0]
 
 
-def covariance(q: LowRank | MeanField) -> tf.Tensor:
-    """Return the dense covariance diag(diagonal) + deviations^T deviations: [D, D], the leaves' weights one after
-    another.
+def covariance(q: LowRank | MeanField | Kronecker) -> tf.Tensor:
+    """Return the dense covariance [D, D], the leaves' weights one after another.
+
+    It is diag(diagonal) + deviations^T deviations, and of a `Kronecker` (L (x) R) diag(S)^2 (L (x) R)^T.
 
     Example:
       >>> q = bfl.posterior.MeanField([np.array([0.0, 2.0])], [np.array([1.0, 4.0])])
       >>> bfl.posterior.covariance(q).numpy().tolist()
       [[1.0, 0.0], [0.0, 4.0]]
     """
-    q = as_low_rank(q)
-    size = num_weights(q)
+    q = q if isinstance(q, Kronecker) else as_low_rank(q)
+    size = sum(math.prod(m.shape) for m in tf.nest.flatten(q.mean))
     if size > LARGEST_DENSE:
         raise InvalidArgument(
             f"covariance is dense and takes at most {LARGEST_DENSE} weights, but q has {size}: use marginals, sample "
             "or log_prob."
         )
+    if isinstance(q, Kronecker):
+        return factor(q).matmul(factor(q).to_dense(), adjoint_arg=True)
     flat = lambda structure, leading: tf.concat(list(blocks(structure, leading, size)), -1)
     deviations = flat(q.deviations, 1)
     dense = tf.linalg.diag(flat(q.diagonal, 0)) + tf.matmul(deviations, deviations, transpose_a=True)
