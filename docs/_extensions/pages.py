@@ -1,6 +1,7 @@
 """Complete the pages of the site: titles of tables of results, breadcrumbs, descriptions, downloads of notebooks."""
 
 import html
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parent.parent.parent
 MOST_LETTERS = 160  # that search engines show
+# From source code to documentation: Sphinx names one package for all names of a file, which several may export.
+BACK_LINK = re.compile(r'(generated/(tfp_bfl[\w.]*\.(\w+))\.html#)(?!\2[".])[\w.]*\.\3(?=[".])')
 
 
 def description(doctree: nodes.document) -> str:
@@ -50,6 +53,8 @@ def _breadcrumbs(app: Sphinx, page: str, parents: list[dict[str, str]]) -> str:
 
 def _complete(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
     if doctree is None:
+        if page.startswith("_modules/"):
+            context["body"] = BACK_LINK.sub(r"\1\2", context["body"])
         return
     context["metatags"] += f'<meta name="description" content="{html.escape(description(doctree))}">'
     if page.startswith("notebooks/"):
