@@ -63,6 +63,7 @@ html_title = f"tfp_bfl {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = ["copy.js"]
+html_search_scorer = str(Path(__file__).parent / "_extensions" / "scorer.js")
 html_favicon = "_static/favicon.svg"
 html_extra_path = ["_root"]
 html_show_sphinx = False

@@ -68,17 +68,10 @@ def _examples_as_code(app: Sphinx, context: Any, lines: list[str]) -> None:
     lines[:] = ["::", "", *("   " + line.removeprefix("| ") for line in lines)] if lines else []
 
 
-def _off_the_sidebar(app: Sphinx, doctree: Any) -> None:
-    """Leave tables of results out of all tables of contents: their study links to them."""
-    if "/results/" in app.env.docname:
-        app.env.metadata[app.env.docname]["orphan"] = True
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", _as_restructured_text, priority=100)  # before napoleon
     app.connect("autodoc-process-docstring", _with_dashes, priority=900)  # after it
     app.connect("autodoc-process-signature", _shorter)
     app.connect("sphinx-click-process-epilog", _examples_as_code)
-    app.connect("doctree-read", _off_the_sidebar)
     app.connect("autodoc-skip-member", _without_aliases)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

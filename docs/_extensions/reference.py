@@ -1,6 +1,7 @@
 """Write the pages of the API reference, a page for each public name, and links between them and the guides."""
 
 import functools
+import html
 import importlib
 import inspect
 import itertools
@@ -18,6 +19,7 @@ from sphinx.util.nodes import make_refnode
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = re.compile(r"^   (tfp_bfl\.[\w.]+)$", re.MULTILINE)
 NAME = re.compile(r"\b(?:tfp_)?bfl((?:\.\w+)+)")
+ORDER: list[str] = []  # the pages of the reference, as they are read
 INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 ALIASES = {
     "tfp_bfl.report": "tfp_bfl.bench.reports.report",
@@ -119,10 +121,22 @@ def pages() -> Iterator[tuple[str, str]]:
                 yield full, object_page(package, name, name in classes, guides.get(full, []))
 
 
+def _link_neighbours(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Link each page with the one before and the one after it; those of functions are in no table of contents."""
+    if page not in ORDER:
+        return
+    place = ORDER.index(page)
+    for key, name in zip(("prev", "next"), (ORDER[place - 1 : place], ORDER[place + 1 : place + 2])):
+        for target in name:
+            title = html.escape(app.env.titles[target].astext())
+            context[key] = {"link": app.builder.get_relative_uri(page, target), "title": title}
+
+
 def _write(app: Sphinx) -> None:
     folder = ROOT / "docs" / "generated"
     folder.mkdir(exist_ok=True)
     written = dict(pages())
+    ORDER[:] = ["docs/api", *(f"docs/generated/{name}" for name in written)]
     for path in folder.iterdir():
         if path.stem not in written or path.suffix != ".rst":
             path.unlink()
@@ -174,5 +188,6 @@ def _resolve(app: Sphinx, env: Any, node: Any, content: nodes.Node) -> nodes.Nod
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("builder-inited", _write)
     app.connect("missing-reference", _resolve)
+    app.connect("html-page-context", _link_neighbours)
     app.add_post_transform(LinkCode)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

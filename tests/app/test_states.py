@@ -91,7 +91,8 @@ def test_report_and_card_state_method_and_temperature(run):
         f"rule {DEFAULTS['rule']}, inference {DEFAULT_INFERENCE}, optimizer {DEFAULT_OPTIMIZER}, "
         f"learning rate {DEFAULTS['learning_rate']:g}, schedule {DEFAULTS['schedule']}, KL scaling total, "
         f"prior standard deviation fan_in; "
-        f"posterior at temperature {TEMPERATURE:g}: as if each example had been seen {1 / TEMPERATURE:g} times."
+        f"posterior at temperature {TEMPERATURE:g}, sharper than the Bayesian one: as if each example had been seen "
+        f"{1 / TEMPERATURE:g} times."
     )
     page = (run / "report.html").read_text().replace("<wbr>", "")
     card = (run / "saved_model" / "model_card.md").read_text()
@@ -116,7 +117,7 @@ def test_predict_states_the_temperature_beside_its_answer(run, tmp_path, capsys,
     bfl.export.save(run, tmp_path / "model", named)
     assert call("predict", tmp_path / "model", rows, "--format", form) == 0
     out, err = capsys.readouterr()
-    words = f"posterior at temperature {TEMPERATURE:g}: as if each example had been seen"
+    words = f"posterior at temperature {TEMPERATURE:g}, sharper than the Bayesian one: as if each example had been seen"
     assert (words in out, words in err) == (form == "table", form != "table")
     if form == "json":
         assert len(json.loads(out)) == 1
@@ -240,17 +241,18 @@ def test_what_weights_a_model_has_is_read_from_the_model():
 
 
 @pytest.mark.parametrize(
-    ("temperature", "words"),
+    ("temperature", "width", "times"),
     [
-        (0.01, "posterior at temperature 0.01: as if each example had been seen 100 times"),
-        (0.3, "posterior at temperature 0.3: as if each example had been seen 3.33 times"),
-        (1e-4, "posterior at temperature 0.0001: as if each example had been seen 10,000 times"),
-        (2.0, "posterior at temperature 2: as if each example had been seen 0.5 times"),
-        (1.0, "temperature 1: the Bayesian posterior"),
+        (0.01, "0.01, sharper", "100"),
+        (0.3, "0.3, sharper", "3.33"),
+        (1e-4, "0.0001, sharper", "10,000"),
+        (2.0, "2, wider", "0.5"),
     ],
 )
-def test_a_temperature_in_words(temperature, words):
+def test_a_temperature_in_words(temperature, width, times):
+    words = f"posterior at temperature {width} than the Bayesian one: as if each example had been seen {times} times"
     assert in_words(temperature) == words == statement({"temperature": temperature})
+    assert in_words(1.0) == statement({"temperature": 1.0}) == "temperature 1: the Bayesian posterior"
 
 
 @pytest.mark.parametrize("value", [None, "x", True, 0, -1.0, float("nan")])
@@ -294,4 +296,6 @@ def test_what_is_stated_of_a_temperature_that_follows_is_the_last_round_s():
     found = resolve.at_last(trained, rounds)
     assert found == {**trained, "temperature": pytest.approx(0.0123456)}
     text = statement({"weights": "Gaussian weights", **found})
-    assert text.endswith("posterior at temperature 0.0123: as if each example had been seen 81 times")
+    assert text.endswith(
+        "posterior at temperature 0.0123, sharper than the Bayesian one: as if each example had been seen 81 times"
+    )

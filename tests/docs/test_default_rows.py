@@ -24,7 +24,7 @@ NAMED = re.compile(r"(?i)^(?:the )?(?:averaged )?`?default`?(?:_\w+`?|,.*| \(.*|
 # Where "default" is in a column of engines or sides of a benchmark: options of these that are not given.
 OTHER_METHODS = {"docs/speed.md"}
 # Page -> how many rows named `default` it has, each with numbers of the records below.
-ROWS = {"README.md": 1, "docs/validation.md": 3, "docs/choosing.md": 1}
+ROWS = {"README.md": 1, "docs/validation.md": 3, "docs/choosing_evidence.md": 1}
 # Written from its records.
 GENERATED = "experiments/default_posterior/README.md"
 
@@ -64,7 +64,7 @@ def test_the_default_of_the_documentation_is_that_of_the_records():
     assert row[1:] == [nll(where) for where in ("iid", "dirichlet_0.5", "dirichlet_0.1", "label_skew_2")]
     columns = ("accuracy", "nll", "ece", "ood_auroc_epistemic")
     means = [study.mean_of(found["dirichlet_0.5"]["default"], "last", column) for column in columns]
-    for page in ("README.md", "docs/choosing.md"):
+    for page in ("README.md", "docs/choosing_evidence.md"):
         (row,) = [row for row in rows_of(ROOT / page) if row[0] == "`default`"]
         assert [cell.split()[0] for cell in row[1:5]] == means
 

@@ -243,7 +243,7 @@ def test_claims_are_counted_by_verdict_and_control():
     assert row[0] == "[made](#made)" and total[1:] == row[1:] and len(head) == len(row)
 
 
-@pytest.mark.parametrize("page", ["docs/choosing.md", "docs/validation.md"])
+@pytest.mark.parametrize("page", ["docs/choosing_evidence.md", "docs/validation.md"])
 def test_claims_of_the_documentation_have_verdicts_and_controls(page):
     tables = re.findall(r"(?m)^(\|.*\| verdict \|.*\n)\|[-|]+\n((?:\|.*\n)+)", (ROOT / page).read_text())
     assert tables

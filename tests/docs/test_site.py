@@ -1,6 +1,7 @@
-"""The documentation site as it is built: signatures, links, formulas."""
+"""The documentation site as it is built: signatures, links, formulas, titles, search, navigation."""
 
 import html.parser
+import json
 import pathlib
 import re
 import subprocess
@@ -16,6 +17,9 @@ SITE = ROOT / "build" / "docs"
 FEWEST_SIGNATURES = 500
 WIDTHS = [360, 768, 1024, 1280, 1366, 1440, 1920]  # pixels
 SOUGHT = {"gpu": "docs/gpu.html", "cite": "docs/cite.html", "temperature": "docs/uncertainty.html"}
+# The order of what a search finds: guides, notebooks, the API, studies, the rest.
+KINDS = ["docs/(?!generated/)", "notebooks/", "docs/generated/", "(?:experiments|benchmarks)/(?!.*results/)", ""]
+MOST_ENTRIES = 45  # of the sidebar
 RAW = re.compile(r"\.\. (?:auto\w+|currentmodule|py:\w+|toctree|code-block|note|rubric|math)::")
 COMMAND = ["-m", "sphinx", "-c", "docs", "-b", "html", "-j", "2", "-q", "-W", "--keep-going", ".", str(SITE)]
 
@@ -84,6 +88,38 @@ def test_pages_fit_their_window_and_search_finds(pages, tmp_path):
     assert not found["wide"]
     for word, page in SOUGHT.items():
         assert any(page in link for link in found["search"][word]), f"no search for {word!r} finds {page}"
+
+
+@browser.needs_chromium
+def test_search_finds_guides_first(pages, tmp_path):
+    found = browser.measure(SITE, [], WIDTHS, ["csv", "FedAvg", "linear_pool"], tmp_path)["search"]
+    for word in ("csv", "FedAvg"):
+        kinds = [next(i for i, kind in enumerate(KINDS) if re.match(kind, link)) for link in found[word]]
+        assert kinds == sorted(kinds) and len({*kinds}) > 2, found[word]
+    assert {"docs/own_data.html", "docs/tables.html"} <= {*found["csv"][:4]}
+    assert found["linear_pool"][0].startswith("docs/generated/tfp_bfl.rules.linear_pool.html")
+
+
+def test_every_page_has_a_title(pages):
+    index = json.loads(re.search(r"{.*}", (SITE / "searchindex.js").read_text(), re.DOTALL)[0])
+    titles = dict(zip(index["docnames"], index["titles"]))
+    assert len(titles) > 800 and [name for name, title in titles.items() if not title or "no title" in title] == []
+
+
+def test_the_sidebar_is_short(pages):
+    front = pages[SITE / "docs" / "index.html"].text
+    assert 20 < front.count('<li class="toctree-l1') <= MOST_ENTRIES
+
+
+def test_pages_have_neighbours_and_breadcrumbs(pages):
+    """Of a function and of a table of results, which are in no table of contents."""
+    crumbs = lambda page: re.findall('href="(.*?)"', re.search('class="breadcrumbs".*?</nav>', page.text)[0])
+    rule = pages[SITE / "docs" / "generated" / "tfp_bfl.rules.linear_pool.html"]
+    assert crumbs(rule) == ["../index.html", "../api.html", "tfp_bfl.rules.html"]
+    neighbours = [re.search(rf'class="{side}-page" href="(.*?)"', rule.text)[1] for side in ("prev", "next")]
+    assert all(link.startswith("tfp_bfl.rules.") for link in neighbours) and len({*neighbours}) == 2
+    table = pages[SITE / "experiments" / "heads" / "results" / "scores.html"]
+    assert crumbs(table) == ["../../../docs/index.html", "../../README.html", "../README.html"]
 
 
 def test_notebooks_can_be_downloaded_and_pages_describe_themselves(pages):

@@ -30,7 +30,7 @@ def variational(
       model_fn: builds a Keras model that returns logits; or such a model.
       rule: of `tfp_bfl.rules`, or its name, such as "log_linear_pool". None for the rule under which the inference is
         stationary at the posterior: "mean_precision_average", or "log_linear_pool" with natural gradients
-        (`algorithms.fixed_points`). Another pair is a warning of the run.
+        (`algorithms.fixed_points`). The run warns of other pairs.
       weighting: as `compose`.
       server_optimizer: of `servers.server_optimizer`, for the means; None to take the pool. Variances are those of the
         pool. It rests where the pool is what the clients began with, at the same posterior as without it; at a rate

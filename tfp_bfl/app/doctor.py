@@ -74,7 +74,7 @@ def _packages() -> str:
 def _worker() -> str:
     if not engine("tff").is_installed():
         return (
-            "absent: runs take the engine 'local', which needs none, and can't take 'tff'; with Python 3.11, "
+            "optional, not installed: runs use the engine 'local'; for the engine 'tff', with Python 3.11, "
             f"{INSTALL_TFF_COMMAND} installs it"
         )
     tff = require_tff()

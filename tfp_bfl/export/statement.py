@@ -25,7 +25,9 @@ def in_words(temperature: float, of_covariance: bool = False) -> str:
         return f"posterior at temperature {temperature:.3g}: its covariance is {temperature:.3g} times the Bayesian one"
     times = 1 / temperature
     number = f"{times:,.0f}" if times >= 1000 else f"{times:.3g}"
-    return f"posterior at temperature {temperature:.3g}: as if each example had been seen {number} times"
+    width = "sharper" if temperature < 1 else "wider"
+    seen = f"as if each example had been seen {number} times"
+    return f"posterior at temperature {temperature:.3g}, {width} than the Bayesian one: {seen}"
 
 
 def statement(settings: Mapping[str, Any] | None) -> str:
@@ -33,8 +35,8 @@ def statement(settings: Mapping[str, Any] | None) -> str:
 
     Such as "Gaussian weights by variational: rule mean_precision_average, inference curvature, optimizer momentum,
     learning rate 0.03, schedule inverse, KL scaling total, prior standard deviation fan_in; posterior at temperature
-    0.01: as if each example had been seen 100 times". What the settings do not state is left out; the temperature alone
-    is stated where they state no weights.
+    0.01, sharper than the Bayesian one: as if each example had been seen 100 times". What the settings do not state
+    is left out; the temperature alone is stated where they state no weights.
     """
     settings = settings or {}
     weights, temperature = settings.get("weights"), temperature_of(settings)

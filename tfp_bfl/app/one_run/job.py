@@ -108,9 +108,10 @@ class Job(NamedTuple):
     def in_words(self) -> str:
         """Return the line that a run begins with: its task and its sizes."""
         sizes = self.clients.sizes
+        each = " to ".join(f"{size:,}" for size in sorted({sizes.min(), sizes.max()}))
         return (
-            f"{title(self.config, self.weights)} with {sizes.min():,} to {sizes.max():,} examples, {sizes.sum():,} "
-            f"together; {self.test.num_examples:,} to test; {self.config.rounds:,} rounds, engine {self.engine}"
+            f"{title(self.config, self.weights)}; {each} examples per client, {sizes.sum():,} in total; "
+            f"{self.test.num_examples:,} to test; {self.config.rounds:,} rounds, engine {self.engine}"
         )
 
 
