@@ -286,7 +286,7 @@ def test_program_client_work_and_command_line_have_one_set_of_defaults(monkeypat
     helps = {name: field.description for name, field in all_fields().items()}
     assert DEFAULT_INFERENCE in helps["inference"] and FACTORS_INFERENCE in helps["inference"]
     assert f"{DEFAULT_OPTIMIZER} " in helps["optimizer"]
-    assert f"or {TEMPERATURE:g}, for regression 1" in helps["temperature"]
+    assert f"or is {TEMPERATURE:g}, and 1 for regression" in helps["temperature"]
 
 
 def test_what_is_stated_of_a_temperature_that_follows_is_the_last_round_s():
