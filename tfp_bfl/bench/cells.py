@@ -26,6 +26,7 @@ from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.code import failure, place_of
 from tfp_bfl.files.writing import locked, write_whole
+from tfp_bfl.logs import catch_native_lines
 from tfp_bfl.machine import end_with, num_cores
 
 ORDER = "runs.txt"  # Names the run folders of a sweep.
@@ -206,6 +207,7 @@ def _begin(parent: int, threads: int) -> None:
     end_with(parent)
     # Of Ctrl-C in a terminal the parent hears as well.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    catch_native_lines()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     use_threads(threads)
