@@ -70,8 +70,7 @@ def test_containers_of_a_federation_are_hardened_and_run_commands_that_there_are
         assert service["security_opt"] == ["no-new-privileges:true"] and "ports" not in service
         assert re.fullmatch(r"\$\{USER_ID:-[1-9]\d*\}:\$\{GROUP_ID:-[1-9]\d*\}", service["user"])
         mounts = [volume.split(":") for volume in service["volumes"]]
-        keys = f"./kits/{name}/startup" if name != "admin" else "./kits/admin"
-        assert [mode for source, _, *mode in mounts if source == keys] == [["ro"]]
+        assert [mode for source, _, *mode in mounts if source == f"./kits/{name}/startup"] == [["ro"]]
         command = cli
         for word in service["command"][:2]:
             command = command.commands[word]

@@ -36,8 +36,10 @@ def catch_native_lines() -> None:
     A command calls this; for a program that imports the library nothing is redirected. TensorFlow 2.21 writes these
     lines before it reads TF_CPP_MIN_LOG_LEVEL. They are shown if the import fails, and where that variable is below 3.
     """
-    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3") == "3" and not any(isinstance(x, _Finder) for x in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3") == "3" and not any(
+        isinstance(x, _NativeFinder) for x in sys.meta_path
+    ):
+        sys.meta_path.insert(0, _NativeFinder())
 
 
 def write_native_lines(path: Path) -> None:
@@ -47,19 +49,19 @@ def write_native_lines(path: Path) -> None:
             file.writelines(_native)
 
 
-class _Finder(MetaPathFinder):
-    """Finds TensorFlow, which is then imported by `_Loader`."""
+class _NativeFinder(MetaPathFinder):
+    """Finds TensorFlow, which is then imported by `_NativeLoader`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname) if fullname == "tensorflow" else None
         if spec and spec.origin and isinstance(spec.loader, SourceFileLoader):
-            spec.loader = _Loader(fullname, spec.origin)
+            spec.loader = _NativeLoader(fullname, spec.origin)
         return spec
 
 
-class _Loader(SourceFileLoader):
+class _NativeLoader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):  # Without a folder for temporary files, or with no standard error.
