@@ -1,4 +1,4 @@
-"""What Linux and macOS answer in different ways: cores, memory, and the end of a process with its parent."""
+"""Cores, memory, and the end of a process with its parent, on Linux and macOS."""
 
 import ctypes
 import os
