@@ -36,9 +36,7 @@ def catch_native_lines() -> None:
     A command calls this; for a program that imports the library nothing is redirected. TensorFlow 2.21 writes these
     lines before it reads TF_CPP_MIN_LOG_LEVEL. They are shown if the import fails, and where that variable is below 3.
     """
-    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3") == "3" and not any(
-        isinstance(x, _NativeFinder) for x in sys.meta_path
-    ):
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3") == "3":
         sys.meta_path.insert(0, _NativeFinder())
 
 
@@ -85,10 +83,10 @@ def _caught() -> Iterator[None]:
         failed = False
     finally:
         os.dup2(real, 2)
-        os.close(descriptor)
+        os.lseek(descriptor, 0, os.SEEK_SET)
         if sys.stderr is own:
             sys.stderr = former
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
             _native.extend(file)
         guard.communicate(b"done\n")
         if failed:
