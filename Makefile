@@ -1,8 +1,9 @@
 # Everything runs in .venv, which is made and filled on first use and again whenever a lock changes. The lock follows from
 # the version of Python: requirements/py311.lock for 3.11, with TensorFlow Federated; requirements/py312.lock for 3.12 and
-# 3.13, without it. Of several versions the first of this list is used that can make environments.
+# 3.13, without it. Of several versions the first of this list is used that can make environments: on macOS none before
+# 3.12, as the first lock is for Linux.
 PYTHONS := python3.11 python3.13 python3.12 python3
-USABLE := import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+USABLE := import sys, ensurepip, venv; sys.exit(not (3, 11 + (sys.platform == "darwin")) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(or $(shell for python in $(PYTHONS); do $$python -c '$(USABLE)' 2>/dev/null && echo $$python && break; done),python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -59,10 +60,11 @@ DEPLOYMENT := .venvs/deployment
 
 deployment: $(DEPLOYMENT)/.installed
 
-$(DEPLOYMENT)/.installed: requirements/deployment.lock setup.cfg pyproject.toml
+$(DEPLOYMENT)/.installed: requirements/deployment.lock requirements/deployment312.lock setup.cfg pyproject.toml
 	@rm -rf $(DEPLOYMENT)
 	$(PYTHON) -m venv $(DEPLOYMENT)
-	$(DEPLOYMENT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/deployment.lock
+	lock=$$($(DEPLOYMENT)/bin/python -c 'import sys; print("requirements/deployment%s.lock" % ("312" if sys.version_info >= (3, 12) else ""))') && \
+	$(DEPLOYMENT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $$lock
 	$(DEPLOYMENT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -4,6 +4,8 @@ They run in .venv, which `make demo` or `make test` makes, unless they say other
 """
 
 import pathlib
+import re
+import shutil
 import sys
 
 import nox
@@ -59,6 +61,16 @@ def notebooks(session: nox.Session) -> None:
 def measured(session: nox.Session) -> None:
     """Measure the numbers and the picture of the documentation, and write them."""
     session.run(PYTHON, "docs/measure.py", *session.posargs)
+
+
+@nox.session(name="docs-version")
+def docs_version(session: nox.Session) -> None:
+    """Build the site, copy it to build/site/VERSION, and let build/site lead to the version."""
+    session.run("make", "docs", external=True)
+    (version,) = re.findall(r"^version = (.+)$", pathlib.Path("setup.cfg").read_text(), re.MULTILINE)
+    shutil.copytree("build/docs", f"build/site/{version}", dirs_exist_ok=True)
+    page = pathlib.Path("docs/_root/index.html").read_text().replace("docs/index.html", f"{version}/docs/index.html")
+    pathlib.Path("build/site/index.html").write_text(page)
 
 
 @nox.session

@@ -66,7 +66,7 @@ MAY_IMPORT = {
     "privacy": set(),
     "data": set(),
     **{name: set() for name in ("defaults", "display", "errors", "faces", "files", "keras", "labels", "logs")},
-    **{name: set() for name in ("keywords", "named", "output", "tensors")},
+    **{name: set() for name in ("keywords", "machine", "named", "output", "tensors")},
 }
 # What a user waits for who asks for help or misspells a name: without TensorFlow.
 QUICK = (
@@ -81,6 +81,7 @@ TENSORFLOW = {"tensorflow", "tensorflow_probability", "tensorflow_federated"}
 FOR_EVERYONE = {"defaults", "display", "errors", "faces", "files", "keras"} | {
     "labels",
     "logs",
+    "machine",
     "named",
     "output",
     "keywords",

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A wheel, installed by pip in a fresh environment of each version of Python, gives a working tfp-bfl.
+# A wheel and a source archive pass twine's check; the wheel, installed by pip in a fresh environment of each version of
+# Python, gives a working tfp-bfl.
 #   VERSIONS="3.12" tests/wheel.sh       of some versions only
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -29,9 +30,14 @@ fi
 mkdir -p .venvs
 rm -rf .venvs/wheels
 git ls-files -z --deduplicate | xargs -0 cp --parents -t "$(mkdir -p .venvs/wheels/src && echo .venvs/wheels/src)"
-"$(find_python 3.11)" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir .venvs/wheels .venvs/wheels/src
+VERSIONS=${VERSIONS:-3.11 3.12 3.13}
+"$(find_python "${VERSIONS%% *}")" -m venv .venvs/wheels/tools
+.venvs/wheels/tools/bin/pip install --quiet --disable-pip-version-check build twine
+.venvs/wheels/tools/bin/python -m build --outdir .venvs/wheels .venvs/wheels/src >/dev/null
+.venvs/wheels/tools/bin/twine check --strict .venvs/wheels/*.whl .venvs/wheels/*.tar.gz
+du -k .venvs/wheels/*.whl .venvs/wheels/*.tar.gz
 wheel=$(ls "$PWD"/.venvs/wheels/*.whl)
-for version in ${VERSIONS:-3.11 3.12 3.13}; do
+for version in $VERSIONS; do
     SECONDS=0
     "$0" --one "$version" "$wheel" >".venvs/wheel-$version.log" 2>&1 || { cat ".venvs/wheel-$version.log"; echo "Python $version: failed"; exit 1; }
     echo "Python $version: $(basename "$wheel") works, after $SECONDS s"

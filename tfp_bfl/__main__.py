@@ -5,10 +5,12 @@ import sys
 
 from tfp_bfl.app.interrupts import STATUS, prompt_interrupts
 from tfp_bfl.errors import missing_package
+from tfp_bfl.logs import catch_native_lines
 
 
 def main() -> None:
     """Run the command line; errors that the library foresees are one sentence, exit status 2 for bad input, else 1."""
+    catch_native_lines()
     with prompt_interrupts():
         try:
             from tfp_bfl.app.cli import run_command_line

@@ -15,6 +15,7 @@ from rich.console import Console
 from tfp_bfl.engines.tff import local_workers, require_tff
 from tfp_bfl.errors import INSTALL_COMMAND, INSTALL_TFF_COMMAND, Error
 from tfp_bfl.faces import engine, tf
+from tfp_bfl.machine import num_cores
 
 _LEAST_GIB = 2
 _DEVICES = pathlib.Path("/dev")
@@ -38,7 +39,7 @@ def examine(console: Console) -> list[Checked]:
         ("Python", platform.python_version),
         ("packages", _packages),
         ("TensorFlow Federated", _worker),
-        ("cores", lambda: f"{len(os.sched_getaffinity(0))} usable; as many clients train at once"),
+        ("cores", lambda: f"{num_cores()} usable; as many clients train at once"),
         ("GPU", _gpus),
         ("memory", _memory),
     )

@@ -78,5 +78,5 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def _end() -> None:
-    os.write(2, f"{MESSAGE}\n".encode())
+    os.write(sys.stderr.fileno(), f"{MESSAGE}\n".encode())  # Descriptor 2 is a file while TensorFlow is imported.
     os._exit(STATUS)

@@ -24,6 +24,7 @@ from tfp_bfl.bench import scores
 from tfp_bfl.bench.scores import set_aside, test_parts
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.logs import quiet
+from tfp_bfl.machine import recent_peak_memory
 
 if TYPE_CHECKING:
     from tfp_bfl import keras
@@ -138,7 +139,7 @@ def run_final(task: Task) -> Finished:
 
 
 def _run_final(task: Task, tracker: Tracking) -> Finished:
-    before, started = _memory(reset=True), time.perf_counter()
+    before, started = recent_peak_memory(reset=True), time.perf_counter()
     trained = _train(task, tracker, evaluate=True)
     job, config = trained.job, trained.job.config
     assert trained.test is not None
@@ -175,7 +176,7 @@ def _run_final(task: Task, tracker: Tracking) -> Finished:
         found |= {name: x for name, x in of_test.items() if name == "permuted_test_nll"}
     sent = dict(zip(("upload_mb", "download_mb"), _megabytes(trained)))
     cost = {"cpu_seconds": trained.seconds[-1], "seconds": time.perf_counter() - started, **sent}
-    cost["peak_mb"] = max(0.0, _memory() - before)  # Memory before may be given back meanwhile.
+    cost["peak_mb"] = max(0.0, recent_peak_memory() - before)  # Memory before may be given back meanwhile.
     of_clients = []
     if trained.test.names:
         calibrated = held and {"probabilities": held.arrays["probabilities"], "labels": held.labels}
@@ -288,19 +289,3 @@ def _nbytes(structure: object) -> int:
 
 def _finite(found: Mapping[str, float]) -> dict[str, float]:
     return {name: float(x) for name, x in found.items() if np.isfinite(x)}
-
-
-def _memory(reset: bool = False) -> float:
-    """Return the peak of the process's memory in MB; with `reset` the memory in use, where the peak begins anew.
-
-    Where the system has no /proc, the peak since the process began.
-    """
-    try:
-        if reset:
-            pathlib.Path("/proc/self/clear_refs").write_text("5")
-        lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**10
-    except (OSError, StopIteration):
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

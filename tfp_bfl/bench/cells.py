@@ -5,8 +5,6 @@ What is not as it must be is `InvalidArgument`.
 """
 
 import concurrent.futures
-import contextlib
-import ctypes
 import functools
 import gc
 import json
@@ -28,9 +26,10 @@ from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.code import failure, place_of
 from tfp_bfl.files.writing import locked, write_whole
+from tfp_bfl.logs import catch_native_lines
+from tfp_bfl.machine import end_with, num_cores
 
 ORDER = "runs.txt"  # Names the run folders of a sweep.
-_PARENT_DEATH = 1
 
 Options = Mapping[str, Any]
 # (folder, options) -> what is not looked at; writes the summary last.
@@ -187,7 +186,7 @@ def _here(once: Callable[..., None], todo: Mapping[str, Options]) -> _Ended:
 
 
 def _beside(once: Callable[..., None], todo: Mapping[str, Options], jobs: int, threads: int | None) -> _Ended:
-    threads_each = threads or max(1, len(os.sched_getaffinity(0)) // jobs)
+    threads_each = threads or max(1, num_cores() // jobs)
     # Not forked: TensorFlow's threads would be missing.
     context = multiprocessing.get_context("spawn")
     pool = concurrent.futures.ProcessPoolExecutor(jobs, context, _begin, (os.getpid(), threads_each))
@@ -205,12 +204,10 @@ def _beside(once: Callable[..., None], todo: Mapping[str, Options], jobs: int, t
 
 def _begin(parent: int, threads: int) -> None:
     """Prepare a worker process, which ends when its parent does."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
+    end_with(parent)
     # Of Ctrl-C in a terminal the parent hears as well.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    catch_native_lines()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     use_threads(threads)

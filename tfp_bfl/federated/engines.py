@@ -12,6 +12,7 @@ from tfp_bfl.errors import InvalidArgument, check_count, lookup
 from tfp_bfl.faces import engine
 from tfp_bfl.federated.local import Accepts
 from tfp_bfl.federated.process import BayesianProcess
+from tfp_bfl.machine import num_cores
 
 
 class Engine(Protocol):
@@ -92,7 +93,7 @@ def share_cores(num_clients: int) -> None:
     Without effect once TensorFlow has computed anything in this process, or where TF_NUM_INTRAOP_THREADS is set.
     """
     check_count(num_clients, "num_clients")
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     if "TF_NUM_INTRAOP_THREADS" not in os.environ:
         with contextlib.suppress(RuntimeError):  # It has started.
             tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // min(cores, num_clients)))

@@ -3,7 +3,6 @@
 import copy
 import functools
 import itertools
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -26,6 +25,7 @@ from tfp_bfl.federated.round import (
     summed_rows,
     types_of,
 )
+from tfp_bfl.machine import num_cores
 from tfp_bfl.tensors import TensorTree
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class LocalEngine:
         self._add = tf.function(round.add, autograph=False, reduce_retracing=True)
         self._broadcast = tf.function(round.broadcast, autograph=False, reduce_retracing=True)
         self._lanes: list[_Lane] = []
-        self.concurrent_calls = len(os.sched_getaffinity(0))
+        self.concurrent_calls = num_cores()
 
     def initialize(self) -> ServerState:
         """Return the state before the first round."""

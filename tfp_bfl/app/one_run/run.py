@@ -7,7 +7,6 @@ import importlib
 import json
 import logging
 import pathlib
-import resource
 import shutil
 import threading
 import time
@@ -25,6 +24,7 @@ from tfp_bfl.app.options.own_model import NO_CODE, Code
 from tfp_bfl.app.options.resolve import at_last
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import Path
+from tfp_bfl.machine import peak_memory
 from tfp_bfl.options.methods import method_of
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def _run(
                 **pipeline.exchanged(result.rounds),
                 **({"pruned_weights": pruned / (last["num_clients"] - last["num_faulty"])} if pruned else {}),
                 "worker_mb": round(workers_bytes / 2**20),
-                "process_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10),
+                "process_mb": round(peak_memory()),
                 "seconds": time.perf_counter() - started,
             },
             rounds=result.rounds,

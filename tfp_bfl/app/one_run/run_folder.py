@@ -32,6 +32,7 @@ from tfp_bfl.files import Path, write_whole
 from tfp_bfl.files.arrays import write_arrays
 from tfp_bfl.files.writing import begun, space
 from tfp_bfl.labels import duration, label_of
+from tfp_bfl.logs import write_native_lines
 from tfp_bfl.options import choices
 from tfp_bfl.plots import style
 
@@ -66,6 +67,7 @@ def owned(
         elif there != config.record() and settle(records.config_in(folder)).record() != config.record():
             raise InvalidArgument(f"Another run has just begun in {folder}: give --output a new folder.")
         with space(folder):
+            write_native_lines(folder / "tensorflow.log")
             yield
 
 

@@ -17,6 +17,7 @@ from tfp_bfl.engines.tff.installation import require_tff
 from tfp_bfl.engines.tff.workers import Tls, Worker, is_ready, open_channel
 from tfp_bfl.errors import ComputationError, InvalidArgument, WorkerError, check_count, check_counts
 from tfp_bfl.federated.local import start
+from tfp_bfl.machine import num_cores
 
 _RELEASE_SECONDS = 5.0
 
@@ -118,7 +119,7 @@ def local_workers(
     threads = {"intra_op_threads": intra_op_threads, "inter_op_threads": inter_op_threads}
     chosen = {"max_concurrent_calls": max_concurrent_calls, **threads}
     check_counts(num_workers=num_workers, **{name: x for name, x in chosen.items() if x is not None})
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     if max_concurrent_calls is None:
         max_concurrent_calls = max(1, cores // num_workers)
     at_once = num_workers * max_concurrent_calls

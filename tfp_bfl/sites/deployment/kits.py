@@ -45,7 +45,7 @@ folder. Send the folder over a confidential channel, and keep it confidential.
 _INSTRUCTIONS = {
     "party": """This folder belongs to the site {name} of the federation with the server {host}.
 
-1. Install tfp_bfl with its extra "deployment" on Python 3.11.
+1. Install tfp_bfl with its extra "sites" on Python 3.11, 3.12 or 3.13.
 2. Describe in local/{file} the data of the site and the runs that it accepts.
 3. tfp-bfl deploy check FOLDER     checks the data and prints what would be sent
 4. tfp-bfl deploy start FOLDER     takes part in runs, until Ctrl-C
@@ -56,7 +56,7 @@ no connections. Its data, local/{file} and local/secret are never sent.
     + _KEY_OF,
     SERVER: """This folder belongs to the server of a federation, {host}.
 
-1. Install tfp_bfl with its extra "deployment" on Python 3.11.
+1. Install tfp_bfl with its extra "sites" on Python 3.11, 3.12 or 3.13.
 2. Open the port that startup/fl_server.json names.
 3. tfp-bfl deploy start FOLDER     serves runs, until Ctrl-C
 
@@ -65,7 +65,7 @@ FOLDER is the path of this folder. Its subfolder runs holds the runs.
     + _KEY_OF,
     ADMIN: """This folder belongs to the administrator, who submits runs to the server {host}.
 
-1. Install tfp_bfl with its extra "deployment" on Python 3.11.
+1. Install tfp_bfl with its extra "sites" on Python 3.11, 3.12 or 3.13.
 2. tfp-bfl deploy run FOLDER --name first --model mlp --rounds 40 --output first
 
 FOLDER is the path of this folder. The administrator starts no process: the
