@@ -5,6 +5,8 @@ import pathlib
 import re
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
@@ -100,6 +102,9 @@ def write_files(page):
     drug, weeks = np.resize(["6-MP", "placebo"], 90), 1 + rows % 23
     trial = {"hospital": county, "drug": drug, "weeks": weeks, "relapse": rng.integers(0, 2, 90)}
     write_table("leukaemia.csv", trial)
+    pupils = {"lea": county, "gcsecnt": features["radius"], "gender": np.resize(["F", "M"], 90), "age": rows % 12 - 6}
+    score = np.clip(np.rint(features["radius"] + features["area"]) + 2, 0, 4).astype(int)  # Each class in each place.
+    pq.write_table(pa.table({**pupils, "score": 2 * score}), "chem97.parquet")
     heart = (ROOT / "tfp_bfl/data/heart_disease/heart_disease.csv").read_text().splitlines()
     pathlib.Path("heart.csv").write_text("\n".join(heart))
     pathlib.Path("new.csv").write_text("\n".join(line.split(",", 1)[1].rsplit(",", 1)[0] for line in heart[:4]))
