@@ -90,6 +90,14 @@ def test_arrays_and_rows_without_a_label():
     assert rows == {tuple(x.ravel()) for part in data[:2] for x in part.features}
 
 
+def test_one_of_two_columns_of_arrays():
+    kind = datasets.Array2D((2, 2), "float32")
+    x, y = RNG.normal(size=(2, ROWS, 2, 2)).astype(np.float32)
+    two = dataset(x=(x.tolist(), kind), y=(y.tolist(), kind))
+    data = from_huggingface(two, test=two, only=["y"])
+    assert_same((data.train.features, data.test.features), (y, y))
+
+
 def test_partitions_are_clients():
     parts = [TABLE.shard(4, k) for k in range(4)]
     data = from_huggingface(parts, test=TABLE.select(range(10)), only=["age"])

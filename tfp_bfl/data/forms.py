@@ -77,7 +77,7 @@ def _of_split(dataset: Any, where: str, reading: Reading, is_test: bool = False)
     table, label, client = huggingface.as_arrow(dataset, where), reading.label, reading.client
     names = {canonical(x): x for x in dataset.column_names}
     chosen = reading.only or [x for x in names if x not in (label, client, *reading.drop)]
-    found = [x for x in map(canonical, huggingface.array_names(dataset)) if x in chosen]
+    found = [x for x in map(canonical, huggingface.array_names(dataset.features.to_dict())) if x in chosen]
     if len(found) > 1:
         both = f"the columns {shown(found[0])} and {shown(found[1])} of images or arrays"
         raise InvalidArgument(f"{where} has {both}: choose one of them with --only.")

@@ -1,8 +1,9 @@
 """Datasets of Hugging Face, in memory or in folders of `save_to_disk`, as tables and arrays, without downloads."""
 
 import json
+import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -19,8 +20,6 @@ _LISTS = ("List", "LargeList", "Sequence")
 _ARRAYS = ("Image", "Array2D", "Array3D", "Array4D", "Array5D")
 # Splits that are the test set, the first that is there.
 _TEST = ("test", "validation")
-# The column with the number of the partition of each row.
-_PARTITION = "partition"
 
 
 def is_dataset(value: object) -> bool:
@@ -36,7 +35,7 @@ def are_partitions(value: object) -> TypeGuard[Sequence[Any]]:
 
 def is_saved(path: Path) -> bool:
     """Return whether a path is a folder that `save_to_disk` wrote."""
-    return any((pathlib.Path(path) / x).is_file() for x in ("state.json", "dataset_dict.json"))
+    return any(os.path.isfile(os.path.join(path, x)) for x in ("state.json", "dataset_dict.json"))
 
 
 def load(path: Path) -> Any:
@@ -62,7 +61,7 @@ def joined(parts: Sequence[Any], client: str | None) -> tuple[Any, str]:
     if any(part.features != parts[0].features for part in parts):
         raise InvalidArgument("The partitions have different columns or types: give partitions of one dataset.")
     rows = datasets.concatenate_datasets([*parts])
-    column = _PARTITION
+    column = "partition"
     while column in rows.column_names:
         column += "_"
     return rows.add_column(column, np.repeat(np.arange(len(parts)), [len(x) for x in parts])), column
@@ -79,23 +78,17 @@ def splits(dataset: Any, where: str) -> tuple[Any, Any | None]:
     return train, next((dataset[x] for x in _TEST if x in dataset), None)
 
 
-def array_names(dataset: Any) -> list[str]:
-    """Return the columns of images and of arrays with two or more dimensions."""
-    return [name for name, feature in dataset.features.to_dict().items() if _is_array(feature)]
+def array_names(features: Mapping[str, Any]) -> list[str]:
+    """Return the columns of images and of arrays with two or more dimensions, from `datasets.Features.to_dict`."""
+    kind = lambda x: x.get("_type") if isinstance(x, dict) else None
+    nested = lambda x: kind(x) in _LISTS and kind(x.get("feature")) in _LISTS
+    return [name for name, feature in features.items() if kind(feature) in _ARRAYS or nested(feature)]
 
 
-def saved_arrays(path: Path) -> bool:
-    """Return whether a folder of `save_to_disk` has a column of images or arrays, without the package datasets."""
+def saves_arrays(path: Path) -> bool:
+    """Return whether a folder of `save_to_disk` has such a column, without the package datasets."""
     info = next(pathlib.Path(path).glob("**/dataset_info.json"), None)
-    features = json.loads(info.read_text("utf-8")).get("features") if info else None
-    return any(map(_is_array, (features or {}).values()))
-
-
-def _is_array(feature: Any) -> bool:
-    inner = feature.get("feature") if isinstance(feature, dict) else None
-    return isinstance(feature, dict) and (
-        feature.get("_type") in _ARRAYS or (isinstance(inner, dict) and inner.get("_type") in _LISTS)
-    )
+    return info is not None and bool(array_names(json.loads(info.read_text("utf-8")).get("features") or {}))
 
 
 def as_arrow(dataset: Any, where: str) -> Any:
@@ -104,42 +97,33 @@ def as_arrow(dataset: Any, where: str) -> Any:
         raise InvalidArgument(f"{where} has the splits {', '.join(map(shown, dataset))}: give one of them.")
     table, columns = dataset.with_format("arrow")[:], dict[str, Any]()
     for name, feature in dataset.features.items():
-        column = table[name]
+        columns[name] = column = table[name]
+        kind, sizes = column.type, ()
         if class_names := getattr(feature, "names", None):
             codes = compute.if_else(compute.less(column, 0), None, column).combine_chunks().cast(pyarrow.int32())
             columns[name] = pyarrow.DictionaryArray.from_arrays(codes, pyarrow.array(class_names))
-            continue
-        kind = column.type
-        is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-        if is_list and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)):
-            sizes = compute.list_value_length(column).drop_null().unique()
-            if len(sizes) == 1:
-                each = range(sizes[0].as_py())
-                columns |= {f"{name}[{j}]": compute.list_element(column, j) for j in each}
-                continue
-        columns[name] = column
+        elif isinstance(kind, pyarrow.BaseExtensionType):
+            columns[name] = pyarrow.chunked_array([part.storage for part in column.chunks], kind.storage_type)
+        elif types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+            sizes = compute.list_value_length(column).drop_null().unique().to_pylist()
+        if len(sizes) == 1 and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)):
+            del columns[name]
+            columns |= {f"{name}[{j}]": compute.list_element(column, j) for j in range(sizes[0])}
     return pyarrow.table(columns)
 
 
 def arrays(dataset: Any, column: str, size: Size | None, where: str) -> np.ndarray:
-    """Return the images of a column, decoded and of one size, or its arrays of numbers [N, ...]."""
+    """Return the images of a column, decoded and of one size, or its arrays of numbers [N, ...].
+
+    An image file is in the dataset, or at a path on this machine.
+    """
     of_column = dataset.select_columns([column])
     if getattr(dataset.features[column], "_type", "") == "Image":
-        stored = of_column.with_format("arrow")[:][column]
-        return decoded([_content(x.as_py()) for x in stored], where, size)
-    try:
-        found = np.asarray(of_column.with_format("numpy")[:][column])
-    except ValueError:
-        found = np.zeros(0, object)
+        stored = [x.as_py() or {"bytes": b""} for x in of_column.with_format("arrow")[:][column]]
+        from_path = lambda x: read_regular(x["path"], "image", MOST_PIXELS * 8)
+        return decoded([from_path(x) if x["bytes"] is None else x["bytes"] for x in stored], where, size)
+    found = np.asarray(of_column.with_format("numpy")[:][column])
     if found.dtype.kind not in "biuf":
         what = f"The arrays in the column {shown(column)} of {where} differ in shape, or hold text"
         raise InvalidArgument(f"{what}: give all of them one shape, and numbers.")
     return found
-
-
-def _content(image: Any) -> bytes:
-    """Return the bytes of an image file that a dataset holds, or names by a path on this machine."""
-    if image is None:
-        return b""
-    content: bytes | None = image["bytes"]
-    return read_regular(image["path"], "image", MOST_PIXELS * 8) if content is None else content

@@ -71,7 +71,7 @@ def is_table_file(path: Path) -> bool:
 
 def holds_table(path: Path) -> bool:
     """Return whether a path is of a file or folder with a table of numbers and text, without reading the table."""
-    return is_table_file(path) and not (huggingface.is_saved(path) and huggingface.saved_arrays(path))
+    return is_table_file(path) and not (huggingface.is_saved(path) and huggingface.saves_arrays(path))
 
 
 def is_table(value: object) -> bool:
