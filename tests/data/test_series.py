@@ -131,11 +131,18 @@ def test_labels_of_regression_and_series_without_a_label():
     assert "3 series without a label or a client left out." in data.notes
 
 
-@pytest.mark.parametrize("is_encoded", [False, True])
-def test_an_exported_model_takes_long_tables(is_encoded, tmp_path):
+def test_rows_for_a_model_of_numbers(tmp_path):
+    long().to_csv(tmp_path / "new.csv", index=False)
+    columns = read_own(long(), **BY).train.columns
+    found = read_encoded(tmp_path / "new.csv", (), columns, series=SeriesColumns("patient", "hour", STEPS))
+    np.testing.assert_allclose(found.rows, VALUES, rtol=1e-12)
+    assert found.names == tuple(f"P{i}" for i in range(SERIES))
+
+
+def test_an_exported_model_takes_long_tables(tmp_path):
     empty = np.arange(SERIES * STEPS) % 7 == 0
     changes = {"pulse": np.where(empty, np.nan, VALUES[..., 0].ravel()), "drug": np.resize(["x", "y", "z"], len(empty))}
-    table = long(**changes) if is_encoded else long()
+    table = long(**changes)
     train = read_own(table, **BY).train
     facts = {"columns": [list(x) for x in train.columns], "encoding": [x._asdict() for x in train.encoding]}
     settings = {"series_column": "patient", "time_column": "hour"}
@@ -153,10 +160,9 @@ def test_an_exported_model_takes_long_tables(is_encoded, tmp_path):
     found = predict(tmp_path / "saved", tmp_path / "new.csv").rows
     assert [x.example for x in found] == [f"{tmp_path}/new.csv[{name}]" for name in names]
     np.testing.assert_allclose([x.confidence for x in found], wanted.max(1), rtol=1e-5)
-    if is_encoded:
-        cells = {x.name: new[x.name].to_numpy().reshape(SERIES, STEPS)[:, ::-1] for x in train.encoding}
-        cells = {x: tf.constant(y.tolist(), tf.string if x == "drug" else tf.float32) for x, y in cells.items()}
-        np.testing.assert_allclose(loaded.predict_rows(cells)["probabilities"], wanted, atol=1e-5)
+    cells = {x.name: new[x.name].to_numpy().reshape(SERIES, STEPS)[:, ::-1] for x in train.encoding}
+    cells = {x: tf.constant(y.tolist(), tf.string if x == "drug" else tf.float32) for x, y in cells.items()}
+    np.testing.assert_allclose(loaded.predict_rows(cells)["probabilities"], wanted, atol=1e-5)
     new[new["hour"] > 0].to_csv(tmp_path / "short.csv", index=False)
     refuses("has 3 time steps, and the model takes 4", predict, tmp_path / "saved", tmp_path / "short.csv")
 

@@ -12,7 +12,7 @@ import numpy as np
 from tfp_bfl.data import _tfds
 from tfp_bfl.data.folders import splits
 from tfp_bfl.data.images import image_files
-from tfp_bfl.data.own import is_own, read_own
+from tfp_bfl.data.own import read_own
 from tfp_bfl.data.partitions import generator
 from tfp_bfl.data.sizes import at_size, parse_size
 from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
@@ -161,26 +161,21 @@ def list_sources() -> tuple[str, ...]:
     return (*sorted({*EMBEDDED, *FEDERATIONS}), *COMMON_TFDS)
 
 
-def _folders_name_clients(path: Path) -> bool:
-    """Return whether folders, or arrays of an archive, name the client of each example."""
-    try:
-        if os.path.isdir(path):
-            root = pathlib.Path(path)
-            root = next(iter(splits(root).values()), root)
-            first = next(image_files(root), None)
-            return first is not None and len(first.relative_to(root).parts) == 3
-        if pathlib.Path(path).suffix.lower() == ".npz":
-            with zipfile.ZipFile(path) as archive:
-                return "clients.npy" in archive.namelist()
-    except (InvalidArgument, OSError, zipfile.BadZipFile, ValueError):
-        pass  # Reading it will say what is wrong.
-    return False
-
-
 def names_clients(dataset: Path) -> bool:
     """Return whether data other than tables name the client of each example: embedded data, folders or archives.
 
     Args:
       dataset: a name, or the path of an archive or a folder.
     """
-    return _folders_name_clients(dataset) if is_own(str(dataset)) else dataset in FEDERATIONS
+    path = pathlib.Path(dataset)
+    try:
+        if os.path.isdir(path):
+            root = next(iter(splits(path).values()), path)
+            first = next(image_files(root), None)
+            return first is not None and len(first.relative_to(root).parts) == 3
+        if path.suffix.lower() == ".npz":
+            with zipfile.ZipFile(path) as archive:
+                return "clients.npy" in archive.namelist()
+    except (InvalidArgument, OSError, zipfile.BadZipFile, ValueError):
+        pass  # Reading it will say what is wrong.
+    return dataset in FEDERATIONS

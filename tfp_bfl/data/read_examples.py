@@ -178,9 +178,7 @@ def _chosen(table: Columns, where: str, reading: Reading, client: str | None) ->
     if twice := next((option for option, name in used.items() if name == label), None):
         raise InvalidArgument(f"The column {shown(label)} is label and {twice}: name two columns.")
     if by and by[1] in (by[0], client):
-        raise InvalidArgument(
-            f"The column {shown(by[1])} has the times, and names clients or series: name two columns."
-        )
+        raise InvalidArgument(f"The column {shown(by[1])} has the times, and names clients or series: name two.")
     if reading.columns:
         check_columns(table, [x.name for x in reading.columns], where)
         return [x.name for x in reading.columns]

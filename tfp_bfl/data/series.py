@@ -23,16 +23,10 @@ class SeriesColumns(NamedTuple):
 
 
 class Series(NamedTuple):
-    """The S series of a long table.
+    """The S series of a long table, and the name of the table in errors."""
 
-    Fields:
-      names: of each, in the order of their first rows, object [S].
-      rows: of each, in the order of time, int64 [S, T].
-      where: the name of the table, in errors.
-    """
-
-    names: np.ndarray
-    rows: np.ndarray
+    names: np.ndarray  # Of each, in the order of their first rows, object [S].
+    rows: np.ndarray  # Of each, in the order of time, int64 [S, T].
     where: str
 
     def common(self, values: np.ndarray, column: str) -> np.ndarray:
@@ -114,10 +108,8 @@ def _check_steps(table: Columns, series: Series, times: np.ndarray, column: str,
         what = f"The series {shown(series.names[s])} of {series.where} has"
         if not steps[s, t]:
             raise InvalidArgument(f"{what} two rows at {ends[0]} in {shown(column)}: leave one of them out.")
-        gap = (
-            f"a step from {ends[0]} to {ends[1]} in {shown(column)}, and the usual one is {np.median(steps):.4g}{unit}"
-        )
-        raise InvalidArgument(f"{what} {gap}: fill in rows between, or leave the series out.")
+        usual = f"and the usual one is {np.median(steps):.4g}{unit}: fill in rows between, or leave the series out"
+        raise InvalidArgument(f"{what} a step from {ends[0]} to {ends[1]} in {shown(column)}, {usual}.")
 
 
 def _unequal(steps: np.ndarray, times: np.ndarray) -> np.ndarray:
