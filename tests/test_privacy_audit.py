@@ -13,7 +13,8 @@ import tensorflow as tf
 import tfp_bfl as bfl
 from tests.audit import bound_of_one_run, bound_of_runs
 from tfp_bfl.contracts import ClientWork
-from tfp_bfl.data import ClientExamples, each_drawn
+from tfp_bfl.data import ClientExamples
+from tfp_bfl.data.cohorts import each_drawn
 from tfp_bfl.federated import simulation
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.privacy import Privacy, composed_epsilon, epsilon, example_steps

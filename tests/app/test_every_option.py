@@ -39,7 +39,7 @@ COMMON = {
     "evaluation_precision": "bfloat16", "evaluate_every": 2, "evaluation_examples": 50, "checkpoint_every": 2,
     "keep_checkpoints": 2, "seed": 1, "engine": "compiled", "data_dir": "/nowhere", "tracker": "tensorboard",
     "output": "elsewhere", "freeze": "dense", "text_features": "wordllama", "image_size": "8,8",
-    "backbone": "net.keras",
+    "backbone": "net.keras", "series_column": "a", "time_column": "b",
 }  # fmt: skip
 
 

@@ -143,7 +143,7 @@ def test_rows_for_a_model(tmp_path):
     data = read_own(table(), client="site")
     later = {"age": [40.0, None], "grade": ["IV", "I"], "drug": ["new", None], "smokes": [True, None], "more": [1, 2]}
     pyarrow.csv.write_csv(pyarrow.table(later), tmp_path / "later.csv")
-    rows, notes = read_encoded(tmp_path / "later.csv", data.train.encoding, data.train.columns)
+    rows, notes, _ = read_encoded(tmp_path / "later.csv", data.train.encoding, data.train.columns)
     mean = {c.name: c.mean for c in data.train.columns}
     grades, drugs = [mean[f"grade[{x}]"] for x in ("I", "II", "III")], [mean[x] for x in NAMES[6:9]]
     wanted = [[40, 0, *grades, 1, 0, 0, 1, 1, 0], [mean["age"], 1, 1, 0, 0, 0, *drugs, mean["smokes"], 1]]

@@ -74,7 +74,7 @@ def test_texts_become_standardised_features(given, table, features):
 def test_rows_to_predict_have_the_features_of_their_texts(table, features, tmp_path):
     train = read_own(table, "admitted", "site", text_features="wordllama").train
     new = write(tmp_path / "new.csv", [["50", "12"], ["", "12"], ["50", ""]], ["age", "note"])
-    rows, notes = read_encoded(new, train.encoding, train.columns)
+    rows, notes, _ = read_encoded(new, train.encoding, train.columns)
     np.testing.assert_allclose(rows[:, 1:], features(["12", "12", ""]), atol=1e-6)
     assert rows[1, 0] == train.columns[0].mean and len(notes) == 1
     refuses("has no column 'note', which the model requires", read_encoded,

@@ -39,6 +39,7 @@ def test_the_program_takes_each_command(page, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("my.py", "frozen.py"):
         (tmp_path / name).write_text(FILE)
+    (tmp_path / "heart").mkdir()
     command = [word for word in command if not word.startswith(">")]
     command = command[: command.index("predictions.csv")] if "predictions.csv" in command else command
     if "--help" in command:

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import runpy
 
 import numpy as np
 import pyarrow as pa
@@ -108,6 +109,10 @@ def write_files(page):
     heart = (ROOT / "tfp_bfl/data/heart_disease/heart_disease.csv").read_text().splitlines()
     pathlib.Path("heart.csv").write_text("\n".join(heart))
     pathlib.Path("new.csv").write_text("\n".join(line.split(",", 1)[1].rsplit(",", 1)[0] for line in heart[:4]))
+    for program in sorted(pathlib.Path().glob("make_*.py")):
+        if program.name == "make_heart.py":
+            pytest.importorskip("datasets")
+        runpy.run_path(str(program))
     if "body.keras" in text:
         with seeded(0):
             body = [tf.keras.Input((8, 8, 1)), tf.keras.layers.Flatten(), tf.keras.layers.Dense(8, "relu")]

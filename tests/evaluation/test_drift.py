@@ -173,7 +173,7 @@ def test_images_have_brightness_and_contrast():
     assert [row.name for row in found if row.found] == ["brightness, channel 2", "contrast, channel 2"]
     floats = evaluation.feature_histograms(np.float32(pictures / 255))
     assert_same(floats.counts, evaluation.feature_histograms(pictures).counts)
-    refuses("must be rows", evaluation.feature_histograms, np.zeros((3, 4, 4)))
+    refuses("must be rows", evaluation.feature_histograms, np.zeros((3, 4, 4, 1, 1)))
 
 
 def test_scores_are_counted_between_common_quantiles():

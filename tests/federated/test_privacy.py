@@ -11,7 +11,7 @@ import tensorflow as tf
 import tfp_bfl as bfl
 from tfp_bfl.app.one_run import records
 from tfp_bfl.app.options.config import make_config
-from tfp_bfl.data import each_drawn
+from tfp_bfl.data.cohorts import each_drawn
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import simulation
 from tfp_bfl.privacy import Privacy, epsilon

@@ -23,6 +23,7 @@ from tfp_bfl.app.options.resolve import title
 from tfp_bfl.bench.run_tables import DEFAULT, Style, curves, named, table_text
 from tfp_bfl.bench.runs import RunGroup, expand, grouped
 from tfp_bfl.data.encoding import scaled
+from tfp_bfl.data.series import series_columns
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.export.info import has_unusual
 from tfp_bfl.files.tables import FORMATS
@@ -214,7 +215,7 @@ def _others(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping
         if any(os.path.exists(x) and os.path.samefile(x, ood) for x in in_training) if is_path else source.name == ood:
             raise InvalidArgument(f"--ood {ood} is what a run was trained on: name another dataset of its shape.")
     if is_path:
-        return [_from_path(pathlib.Path(ood), source) for source in test_sets]
+        return [_from_path(pathlib.Path(ood), source, x) for source, (x, _) in zip(test_sets, records)]
     other = bfl.data.load(ood, "test", records[0][0].data_dir, records[0][0].image_size)
     form = lambda source: f"{source.features.dtype} {list(source.element_shape)}"
     for source in test_sets:
@@ -226,10 +227,12 @@ def _others(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping
     return [other] * len(test_sets)
 
 
-def _from_path(path: pathlib.Path, like: bfl.data.Source) -> bfl.data.Source:
+def _from_path(path: pathlib.Path, like: bfl.data.Source, config: RunConfig) -> bfl.data.Source:
     """Return the images of a path, or the rows of a table, in the form that a run's model accepts; without labels."""
     if like.columns:
-        features = scaled(bfl.data.read_encoded(path, like.encoding, like.columns).rows, like.columns)
+        series = series_columns(config.series_column, config.time_column, like.element_shape[0])
+        encoded = bfl.data.read_encoded(path, like.encoding, like.columns, series=series)
+        features = scaled(encoded.rows, like.columns)
     elif len(like.element_shape) == 3:
         images = bfl.data.read_images(path, like.element_shape)
         if images.failures:

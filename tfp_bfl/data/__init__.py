@@ -13,13 +13,13 @@ Tables pass four stages: read (`tables`, `columns`, `cells`), describe (`message
 from tfp_bfl.data.augmentation import AUGMENTATIONS, crop_and_flip, parse_augmentation
 from tfp_bfl.data.client_files import ClientFiles, Reference, write_clients
 from tfp_bfl.data.clients import ClientData, ClientExamples, ClientRows, Clients
-from tfp_bfl.data.cohorts import answering, cohort, each_drawn
+from tfp_bfl.data.cohorts import answering, cohort
 from tfp_bfl.data.encoding import Feature
 from tfp_bfl.data.equal_partitions import lda, pachinko, parse_partition, partition_forms
 from tfp_bfl.data.images import Images, read_images
 from tfp_bfl.data.loading import EMBEDDED_TABLES, list_sources, load, names_clients, peek
 from tfp_bfl.data.names import EMPTY
-from tfp_bfl.data.own import OwnData, digest, is_own, kind_of, read_own, read_part
+from tfp_bfl.data.own import OwnData, digest, from_huggingface, is_own, kind_of, read_own, read_part
 from tfp_bfl.data.partitions import Partition, dirichlet, iid, label_skew, like, noniid_datasets
 from tfp_bfl.data.parts import Part, PartData, Parties, Schema
 from tfp_bfl.data.rows import read_encoded, read_rows
@@ -53,7 +53,7 @@ __all__ = [
     "crop_and_flip",
     "digest",
     "dirichlet",
-    "each_drawn",
+    "from_huggingface",
     "iid",
     "is_own",
     "kind_of",

@@ -61,9 +61,8 @@ def checked_features(features: Any, rounds: bool = True) -> np.ndarray:
     return array
 
 
-def exact_features(features: Any) -> np.ndarray:
-    """Check features, and leave tables [N, columns] as they are: they are standardised in float64, and rounded once."""
-    is_table = len(np.shape(features)) == 2
+def exact_features(features: Any, is_table: bool) -> np.ndarray:
+    """Check features, and leave those of a table as they are: they are standardised in float64, and rounded once."""
     array = checked_features(features, rounds=not is_table)
     return np.asarray(features) if is_table else array
 

@@ -59,10 +59,6 @@ def each_drawn(num_clients: int, expected: int, round_number: int, seed: int) ->
     """Return the clients of a round, each drawn for itself with probability expected / K.
 
     A function of (seed, round_number, client) alone; `expected` is their mean number, K for all of them.
-
-    Example:
-      >>> bfl.data.each_drawn(num_clients=100, expected=5, round_number=0, seed=0)
-      array([19, 62, 85])
     """
     share = check_cohort_size(num_clients, expected) / num_clients
     return np.flatnonzero(generator(seed, "each", round_number).random(num_clients) < share)

@@ -110,7 +110,7 @@ def parse_features(given: object) -> tuple[Feature, ...]:
 
 
 class Raw:
-    """The columns of a table as they are, which can be indexed by rows."""
+    """The columns of a table as they are, which can be indexed by rows, or by series with cells [S, T]."""
 
     def __init__(self, columns: Sequence[Cells], unit: str | None = None):
         self.columns, self.unit = tuple(columns), unit
@@ -138,7 +138,7 @@ def read_features(
 
 
 def encode(raw: Raw, features: Sequence[Feature], columns: Sequence[Column]) -> np.ndarray:
-    """Return the columns of a table as columns of the model, float64 [N, D], not scaled yet.
+    """Return the columns of a table as columns of the model, float64 [N, D], not scaled yet; [S, T, D] of series.
 
     Empty cells become the means of `columns`; an unknown level of a feature without rare ones is an empty cell.
     """
@@ -147,19 +147,19 @@ def encode(raw: Raw, features: Sequence[Feature], columns: Sequence[Column]) -> 
         empty = cells.empty
         if feature.kind in TEXT_KINDS:
             places = {level: place for place, level in enumerate(feature.levels)}
-            numbers = np.array([places.get(x, len(places)) for x in cells.values.tolist()], int)
-            block = feature.codes[numbers]
+            numbers = np.array([places.get(x, len(places)) for x in cells.values.ravel().tolist()], int)
+            block = feature.codes[numbers := numbers.reshape(empty.shape)]
             block[empty] = np.nan
             empty = empty if feature.has_rare else numbers == len(places)
         else:
-            block = cells.values if cells.values.ndim > 1 else cells.values[:, np.newaxis]
-        blocks += [block, empty[:, np.newaxis]] if feature.has_missing else [block]
-    whole = np.concatenate(blocks, 1).astype(np.float64)
+            block = cells.values if feature.kind == TEXT else cells.values[..., np.newaxis]
+        blocks += [block, empty[..., np.newaxis]] if feature.has_missing else [block]
+    whole = np.concatenate(blocks, -1).astype(np.float64)
     return np.where(np.isnan(whole), [column.mean for column in columns], whole)
 
 
 def scaled(values: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
-    """Return numbers [N, D] less the means of the columns, over their scales, float32 [N, D]."""
+    """Return numbers [..., D] less the means of the columns, over their scales, float32 [..., D]."""
     means, scales = np.array([(c.mean, c.scale) for c in columns]).T
     return ((values - means) / scales).astype(np.float32)
 
@@ -171,7 +171,7 @@ def unknown_levels(raw: Raw, features: Sequence[Feature]) -> list[str]:
         name, empty = shown(feature.name), int(cells.empty.sum())
         if feature.kind in TEXT_KINDS:
             known = {*feature.levels, ""}
-            new = [x for x in cells.values.tolist() if x not in known]
+            new = [x for x in cells.values.ravel().tolist() if x not in known]
             if new:
                 levels = ", ".join(shown(x) for x in list(dict.fromkeys(new))[:3])
                 what = "a rare category" if feature.has_rare else "an empty cell"

@@ -4,7 +4,7 @@ import collections
 import pathlib
 
 from tfp_bfl import files
-from tfp_bfl.data.images import FORMATS, image_files, is_hidden, read_images, shape_of
+from tfp_bfl.data.images import FORMATS, check_all_read, image_files, is_hidden, read_images, shape_of
 from tfp_bfl.data.names import as_names, as_text, canonical
 from tfp_bfl.data.read_examples import Examples
 from tfp_bfl.data.sizes import Size
@@ -69,16 +69,9 @@ def _read(folder: pathlib.Path, size: Size | None) -> Examples:
     nameless = next((p for p in paths if "" in as_names(p.relative_to(folder).parts[:-1])), None)
     if nameless is not None:
         raise InvalidArgument(f"The folder {shown(str(nameless.parent))} has a name of blanks alone: rename it.")
-    first = shape_of(paths[0])
+    with files.open_regular(paths[0], "image") as file:
+        first = shape_of(file, files.name(paths[0]))
     images = read_images(paths, (*(size or first[:2]), first[2]), resize=size is not None)
-    if images.failures:
-        name, reason = images.failures[0]
-        more = f", and {len(images.failures) - 1} more are not either" if len(images.failures) > 1 else ""
-        must = (
-            "must be readable"
-            if size
-            else "must be readable, and of the size of the first unless --image-size is given"
-        )
-        raise InvalidArgument(f"The image {name} {reason}{more}: all {must}.")
+    check_all_read(images.failures, size)
     labels, owners = (as_text([p.parts[-depth] for p in paths]) for depth in (2, 3))
     return Examples(images.pixels, labels, owners if depths == {3} else None)

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from tfp_bfl import files
-from tfp_bfl.data.sizes import MOST_PIXELS, resized
+from tfp_bfl.data.sizes import MOST_PIXELS, Size, resized
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.files import Path
 from tfp_bfl.files.arrays import stored_arrays
@@ -179,16 +179,38 @@ def _open(file: BinaryIO) -> Any:
         return Image.open(file, formats=_DECODERS)
 
 
-def shape_of(path: pathlib.Path) -> tuple[int, int, int]:
-    """Return height, width and channels of an image file as it is shown, from its header."""
+def shape_of(file: BinaryIO, name: str) -> tuple[int, int, int]:
+    """Return height, width and channels of an image file of this name as it is shown, from its header."""
     try:
-        with files.open_regular(path, "image") as file, _open(file) as image:
+        with _open(file) as image:
             height, width, channels = _as_shown(image)[0]
             return height, width, channels or 3
-    except InvalidArgument:
-        raise
     except Exception:  # Decoders raise errors of many types.
-        raise InvalidArgument(f"The image {files.name(path)} can't be read: give a BMP, GIF, JPEG or PNG.") from None
+        raise InvalidArgument(f"The image {name} can't be read: give a BMP, GIF, JPEG or PNG.") from None
+
+
+def decoded(contents: Sequence[bytes], where: str, size: Size | None) -> np.ndarray:
+    """Return the pixels of image files, uint8 [N, height, width, channels], resized to `size` or all of one size."""
+    first = shape_of(io.BytesIO(contents[0]), f"{where}[0]")
+    shape = (*(size or first[:2]), first[2])
+    pixels = np.empty((len(contents), *shape), np.uint8)
+    failures = []
+    for i, content in enumerate(contents):
+        try:
+            pixels[i] = _read_image(io.BytesIO(content), shape, size is not None)
+        except _Unreadable as error:
+            failures.append((f"{where}[{i}]", str(error)))
+    check_all_read(failures, size)
+    return pixels
+
+
+def check_all_read(failures: Sequence[tuple[str, str]], size: Size | None) -> None:
+    """Raise InvalidArgument if some of the images of a dataset, (name, reason) each, can't be read."""
+    if failures:
+        (name, reason), more = failures[0], len(failures) - 1
+        likewise = f", and {more} more are not either" if more else ""
+        unless = "" if size else ", and of the size of the first unless --image-size is given"
+        raise InvalidArgument(f"The image {name} {reason}{likewise}: all must be readable{unless}.")
 
 
 def image_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:

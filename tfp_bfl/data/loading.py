@@ -1,14 +1,18 @@
 """Datasets by name: those of scikit-learn and of this package, which are embedded, and TFDS's image classification."""
 
 import importlib.util
+import os
 import pathlib
+import zipfile
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from tfp_bfl.data import _tfds
-from tfp_bfl.data.own import folders_name_clients, is_own, read_own
+from tfp_bfl.data.folders import splits
+from tfp_bfl.data.images import image_files
+from tfp_bfl.data.own import read_own
 from tfp_bfl.data.partitions import generator
 from tfp_bfl.data.sizes import at_size, parse_size
 from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
@@ -163,4 +167,15 @@ def names_clients(dataset: Path) -> bool:
     Args:
       dataset: a name, or the path of an archive or a folder.
     """
-    return folders_name_clients(dataset) if is_own(str(dataset)) else dataset in FEDERATIONS
+    path = pathlib.Path(dataset)
+    try:
+        if os.path.isdir(path):
+            root = next(iter(splits(path).values()), path)
+            first = next(image_files(root), None)
+            return first is not None and len(first.relative_to(root).parts) == 3
+        if path.suffix.lower() == ".npz":
+            with zipfile.ZipFile(path) as archive:
+                return "clients.npy" in archive.namelist()
+    except (InvalidArgument, OSError, zipfile.BadZipFile, ValueError):
+        pass  # Reading it will say what is wrong.
+    return dataset in FEDERATIONS

@@ -72,7 +72,7 @@ class ColumnMessage(BaseModel):
 def describe_column(cells: Cells, is_chosen: bool = False) -> ColumnMessage:
     """Describe a column; `is_chosen` if it is used even though it numbers the rows."""
     filled = cells.values[~cells.empty]
-    message: dict[str, Any] = {"rows": len(cells.values), "filled": len(filled), "levels": {}, "numbering": None}
+    message: dict[str, Any] = {"rows": cells.empty.size, "filled": len(filled), "levels": {}, "numbering": None}
     message |= {"name": cells.name, "kind": cells.kind, "order": list(cells.levels), "sign": cells.sign}
     if cells.numbering and not is_chosen:
         message |= {"kind": cells.numbering.kind, "numbering": cells.numbering[1:]}

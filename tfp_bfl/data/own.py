@@ -5,43 +5,31 @@ import hashlib
 import json
 import os
 import pathlib
-import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tfp_bfl import files
+from tfp_bfl.data import huggingface
 from tfp_bfl.data.agreement import fit_encoding
 from tfp_bfl.data.checks import checked_labels, checked_targets, exact_features, labels_to_test, of_one_form
 from tfp_bfl.data.clients import Clients, rows_by_client
 from tfp_bfl.data.encoding import Feature, Raw, encode, scaled
-from tfp_bfl.data.folders import read_folder, splits
-from tfp_bfl.data.images import image_files
+from tfp_bfl.data.forms import SUFFIXES, read
 from tfp_bfl.data.names import as_names, canonical, check_distinct, check_spelling, value
 from tfp_bfl.data.partitions import generator
 from tfp_bfl.data.parts import Part, PartData
-from tfp_bfl.data.read_examples import (
-    Examples,
-    Reading,
-    check_no_table,
-    examples_in,
-    examples_of,
-    names_of,
-    of_arrays,
-    of_named_arrays,
-)
+from tfp_bfl.data.read_examples import Examples, Reading, of_arrays
+from tfp_bfl.data.series import series_columns
 from tfp_bfl.data.sizes import Size, at_size, parse_size
 from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
 from tfp_bfl.data.statistics import Column, column_of
-from tfp_bfl.data.tables import TABLES, is_table, read_table
+from tfp_bfl.data.tables import TABLES, is_table
 from tfp_bfl.data.texts import parse_text_columns
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import Path
-from tfp_bfl.files.arrays import read_arrays
 
-SUFFIXES = (*TABLES, ".npz")
-MOST_BYTES = 2**34
 TASKS = {"classification": "labels are classes", "regression": "labels are numbers, regressed on"}
 # Beyond so many classes, in more than half as many examples as there are, labels are no classes.
 _MOST_CLASSES = 20
@@ -87,22 +75,6 @@ def kind_of(value: object) -> str | None:
     return ARRAYS if isinstance(value, (tuple, list, Mapping)) else None
 
 
-def folders_name_clients(path: Path) -> bool:
-    """Return whether folders, or arrays of an archive, name the client of each example."""
-    try:
-        if os.path.isdir(path):
-            root = pathlib.Path(path)
-            root = next(iter(splits(root).values()), root)
-            first = next(image_files(root), None)
-            return first is not None and len(first.relative_to(root).parts) == 3
-        if pathlib.Path(path).suffix.lower() == ".npz":
-            with zipfile.ZipFile(path) as archive:
-                return "clients.npy" in archive.namelist()
-    except (InvalidArgument, OSError, zipfile.BadZipFile, ValueError):
-        pass  # Reading it will say what is wrong.
-    return False
-
-
 def read_own(
     path: Path | Any,
     label: str = "label",
@@ -116,6 +88,8 @@ def read_own(
     date_unit: str | None = None,
     image_size: str | Sequence[int] | None = None,
     text_features: str | None = None,
+    series_column: str | None = None,
+    time_column: str | None = None,
 ) -> OwnData:
     """Read your own dataset, from files or from memory.
 
@@ -130,6 +104,7 @@ def read_own(
     - A table in memory, such as a pandas DataFrame: as a table in a file.
     - Arrays in memory, (features, labels) or (features, labels, clients): features [N, columns] are standardised as
       those of a table, images [N, height, width, channels] stay as they are.
+    - A dataset of Hugging Face, in memory or a folder of `save_to_disk`: see `from_huggingface`.
     - A `Source`, or `Clients` over one; its numbers stay as they are.
 
     Without a test set, `TEST_SHARE` of each client's and each class's examples are held out, always the same.
@@ -149,14 +124,20 @@ def read_own(
       date_unit: "days", "weeks", "months" or "years", in which dates are counted; None where dates are refused.
       image_size: (height, width) or "224,224", to which images are resized bilinearly with antialiasing.
       text_features: "wordllama[:COLUMN,COLUMN]", for features of texts (`models.text_features`); None refuses texts.
+      series_column, time_column: of a long table, the columns with the name of each row's series and with its time, a
+        number or a date; an example is then a series [steps, columns], with one label and one client. None for both
+        where a row is an example.
 
     Raises:
       InvalidArgument: there is no such file, column or array, a column can't be used (dates, mixed text and numbers,
-        too many texts, no value), images differ in size, training and test data have two forms, or all labels are the
-        same.
+        too many texts, no value), images differ in size, training and test data have two forms, all labels are the
+        same, or series differ in length, in their steps in time, or within themselves in label or client.
     """
     lookup(TASKS, task, "task")
     size, texts = parse_size(image_size), parse_text_columns(text_features)
+    series = series_columns(series_column, time_column)
+    if huggingface.are_partitions(path):
+        path, client = huggingface.joined(path, client)
     if isinstance(path, (Source, Clients)):
         return _of_source(path, client, test, task).at_size(size)
     kind = kind_of(path)
@@ -165,6 +146,7 @@ def read_own(
     drop, only, categorical = as_names(drop), as_names(only), as_names(categorical)
     label, client = canonical(label), None if client is None else canonical(client)
     reading = Reading(label, client, task == "regression", drop, separator, only, categorical, date_unit, texts, size)
+    reading = reading._replace(series=series)
     parts, target = _split(path, reading, test)
     first, second = _standardised(NAME if kind else pathlib.Path(path).stem, *parts, target=target)
     notes = parts[0].notes
@@ -173,6 +155,49 @@ def read_own(
         before = f"{len(first.encoding)} columns of the table ({of_text} of text, {gaps} with empty cells)"
         notes = (*notes, f"{before} become {len(first.columns)} columns of numbers.")
     return OwnData(first, second, first.clients, first.client_names, notes).at_size(size)
+
+
+def from_huggingface(
+    dataset: Any,
+    client_column: str | None = None,
+    label: str = "label",
+    test: Any | None = None,
+    task: str = "classification",
+    only: Sequence[str] = (),
+    image_size: str | Sequence[int] | None = None,
+    text_features: str | None = None,
+) -> OwnData:
+    """Read a dataset of Hugging Face, or partitions of flwr_datasets, as `read_own` reads tables and images.
+
+    A column of images, or of arrays with two or more dimensions, is the features [N, ...]. Otherwise they are the
+    columns of a table: numbers, lists of M numbers as M columns, categories, and texts with `text_features`. A label of
+    the type ClassLabel has the names and the order of its classes. Nothing is downloaded.
+
+    Args:
+      dataset: a `datasets.Dataset`; a `DatasetDict`, of which "train" is the training set and "test" or "validation"
+        the test set; the folder in which `save_to_disk` wrote one of these; or a list of Datasets, such as the
+        partitions of a Flower `FederatedDataset`: each is a client, with its number as name.
+      client_column: the column that names the client of each row; None for no clients.
+      test: the test set, in the form of the training set; None for the split of a DatasetDict, or a fifth of the rows.
+      label, task, only, image_size, text_features: as of `read_own`.
+
+    Raises:
+      MissingDependency: a folder is given, and the package datasets is not installed.
+      InvalidArgument: `dataset` is nothing of that, or as of `read_own`.
+
+    Example:
+      >>> import datasets
+      >>> rows = datasets.Dataset.from_dict({"x": [0.1, 0.9] * 20, "label": ["no", "yes"] * 20, "site": [1, 2] * 20})
+      >>> data = bfl.data.from_huggingface(rows, client_column="site")
+      >>> data.train, data.client_names
+      (<Source data/train: 32 examples [1], 2 classes>, ('1', '2'))
+    """
+    is_folder = isinstance(dataset, (str, os.PathLike)) and huggingface.is_saved(dataset)
+    if not (is_folder or huggingface.is_dataset(dataset) or huggingface.are_partitions(dataset)):
+        must = "a Dataset or DatasetDict, a list of Datasets, or a folder of save_to_disk"
+        raise InvalidArgument(f"dataset is {shown(dataset)}, but must be {must}.")
+    how: dict[str, Any] = {"only": only, "image_size": image_size, "text_features": text_features}
+    return read_own(dataset, label, client_column, test, task, **how)
 
 
 def read_part(
@@ -224,7 +249,7 @@ def _split(path: object, reading: Reading, test: object) -> tuple[list[Examples]
     """Return the examples for training and test with checked labels, and the target of a regression."""
     regresses, is_part = reading.regresses, reading.is_part
     reading = reading._replace(plain_labels=is_part or test is not None)
-    train, given = _read(path, reading)
+    train, given = read(path, reading)
     where, suffix = "dataset", ""
     if isinstance(path, (str, os.PathLike)):
         where, suffix = files.name(pathlib.Path(path)), pathlib.Path(path).suffix.lower()
@@ -233,13 +258,13 @@ def _split(path: object, reading: Reading, test: object) -> tuple[list[Examples]
     if kind_of(path) == ARRAYS or suffix == ".npz":
         train = of_arrays(train, regresses)
     if test is not None:
-        given, _ = _read(test, reading.of_test(train), is_test=True)
+        given, _ = read(test, reading.of_test(train), is_test=True)
     has_names, target = bool(train.class_names), None
     is_raw = [isinstance(x.features, Raw) for x in (train, given) if x is not None]
     if len({*is_raw}) > 1:
         raise InvalidArgument("One of training and test data is a table, the other is none: give both in one form.")
     if not is_raw[0]:
-        arrays = [exact_features(x.features) for x in (train, given) if x is not None]
+        arrays = [exact_features(x.features, bool(x.columns)) for x in (train, given) if x is not None]
         if given is not None:
             arrays = list(of_one_form(*arrays))
             given = given._replace(features=arrays[1])
@@ -264,36 +289,6 @@ def _split(path: object, reading: Reading, test: object) -> tuple[list[Examples]
         scaled_to = (standardised_target(reading.label, checked[0], y)[1] for y in checked)
         parts = [part._replace(labels=labels) for part, labels in zip(parts, scaled_to)]
     return parts, target
-
-
-def _read(data: object, reading: Reading, is_test: bool = False) -> tuple[Examples, Examples | None]:
-    """Return the examples of a path or in memory, and the test set that lies beside them, if there is one."""
-    if not isinstance(data, (str, os.PathLike)):
-        return examples_in(data, "test_data" if is_test else "dataset", reading), None
-    path = pathlib.Path(data)
-    suffix, where = path.suffix.lower(), files.name(path)
-    if suffix in TABLES and not os.path.isdir(path):
-        table = read_table(path, reading.separator, reading.text, reading.drop, reading.named)
-        return examples_of(table, where, reading), None
-    check_no_table(reading, where)
-    if os.path.isdir(path):
-        return read_folder(path, reading.image_size)
-    if suffix != ".npz":
-        raise InvalidArgument(f"The dataset {where} must be a folder of images, or end in {', '.join(SUFFIXES)}.")
-    arrays = {canonical(name): x for name, x in read_arrays(path, "archive", MOST_BYTES, compressed=True).items()}
-    for name in ("features", "labels", *([reading.client] if reading.client and not is_test else [])):
-        lookup(arrays, name, "array", f"in {where}")
-    for name in ("labels", "test_labels"):
-        if name in arrays and arrays[name].dtype.kind in "US":
-            arrays[name] = names_of(arrays[name], name, where)
-    owners = reading.client or "clients"
-    train = of_named_arrays(arrays, owners, where)
-    if ("test_features" in arrays) != ("test_labels" in arrays):
-        raise InvalidArgument(f"{where} has one of test_features and test_labels, but must have both or none.")
-    if "test_features" not in arrays:
-        return train, None
-    of_test = {**arrays, "features": arrays["test_features"], "labels": arrays["test_labels"]}
-    return train, of_named_arrays(of_test, f"test_{owners}", where)
 
 
 def _check_classes(examples: Examples, what: str, is_part: bool) -> None:
@@ -346,7 +341,7 @@ def _standardised(name: str, *parts: Examples, target: Column | None) -> list[So
         features = [np.asarray(part.features) for part in parts]
         if train.columns and features[0].dtype.kind in "biuf":
             exact = features[0].astype(np.float64)
-            columns = tuple(column_of(name, exact[:, i]) for i, name in enumerate(train.columns))
+            columns = tuple(column_of(name, exact[..., i]) for i, name in enumerate(train.columns))
     if columns:
         features = [scaled(x, columns) for x in features]
     return [

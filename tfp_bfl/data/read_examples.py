@@ -11,6 +11,7 @@ from tfp_bfl.data.checks import exact_features
 from tfp_bfl.data.columns import Columns, Troubles
 from tfp_bfl.data.encoding import Feature, Raw
 from tfp_bfl.data.names import as_text, client_names, is_nothing, note_spellings, ordered
+from tfp_bfl.data.series import SeriesColumns, find_series
 from tfp_bfl.data.sizes import Size
 from tfp_bfl.data.statistics import within_bounds
 from tfp_bfl.data.tables import as_table, is_table
@@ -52,6 +53,7 @@ class Reading(NamedTuple):
     date_unit: str | None = None
     text_features: TextColumns | None = None  # Columns that become features of texts.
     image_size: Size | None = None  # To which the images of a folder are resized.
+    series: SeriesColumns | None = None  # Of a long table, in which an example has several rows.
     # The features of a test set, in order and in the form of the training set; () for a training set.
     columns: tuple[Feature, ...] = ()
     is_full: bool = False  # `columns` are numbers of which none is empty.
@@ -66,27 +68,35 @@ class Reading(NamedTuple):
         of_train = train.features.columns if isinstance(train.features, Raw) else ()
         columns = [Feature(x.name, x.kind, unit=x.sign or None) for x in of_train]
         columns = columns or [Feature(name, "number") for name in train.columns]
+        if not columns:
+            return self
         how = self._replace(drop=(), only=(), categorical=(), columns=tuple(columns))
-        return how._replace(is_full=bool(columns and not of_train))
+        if self.series:
+            values = of_train[0].values if of_train else np.asarray(train.features)
+            how = how._replace(series=self.series._replace(steps=values.shape[1]))
+        return how._replace(is_full=not of_train)
 
     @property
     def text(self) -> tuple[str, ...]:
         """The columns that are read as text."""
-        named = (None if self.regresses else self.label, self.client, *self.categorical)
+        series = self.series and self.series.series
+        named = (None if self.regresses else self.label, self.client, series, *self.categorical)
         return (*(x for x in named if x is not None), *(x.name for x in self.columns if x.is_text))
 
     @property
     def named(self) -> tuple[str, ...]:
         """The columns that are read although they are a row index."""
-        return (*self.text, self.label, *(x.name for x in self.columns), *self.only)
+        times = (self.series.time,) if self.series else ()
+        return (*self.text, self.label, *times, *(x.name for x in self.columns), *self.only)
 
 
 def examples_of(table: Columns, where: str, reading: Reading) -> Examples:
-    """Return the examples of a table, a row each. Rows without a label or a client are left out."""
+    """Return the examples of a table, a row or a series each. Those without a label or a client are left out."""
     label, client, is_test = reading.label, reading.client, bool(reading.columns)
     if is_test and client not in table.column_names:
         client = None  # A test set need not name the clients.
     columns = _chosen(table, where, reading, client)
+    series = find_series(table, reading.series, where) if reading.series else None
     numeric = "encode text as numbers, fill in empty cells or remove their rows, or leave columns out with --drop"
     troubles = Troubles(where, numeric if reading.is_full else "leave columns out with --drop")
     raw = _raw(table, columns, reading, troubles)
@@ -111,6 +121,11 @@ def examples_of(table: Columns, where: str, reading: Reading) -> Examples:
         check_full(~filled if name == label and not reading.regresses else table[name].empty, name, troubles)
     troubles.check()
     notes += troubles.notes
+    clients = [] if is_test or reading.is_part else rows_of_clients(owners)
+    if series:
+        labels, filled = series.common(labels, label), filled[series.rows[:, 0]]
+        owners = None if owners is None or client is None else series.common(owners, client)
+        notes.append(f"{table.num_rows:,} rows are {len(labels):,} series of {series.rows.shape[1]} time steps.")
     if reading.regresses and not is_test:
         labels, of_labels = within_bounds(labels, label)
         notes += of_labels
@@ -120,7 +135,6 @@ def examples_of(table: Columns, where: str, reading: Reading) -> Examples:
         words = sorted(filter(is_nothing, {*labels.tolist()}))
         notes += [f"{np.sum(labels == x):,} rows have {shown(x)} in {shown(label)}, {advice}" for x in words]
         notes += note_spellings(labels, label, shortest=2)
-    clients = [] if is_test or reading.is_part else rows_of_clients(owners)
     check_kinds(table, raw.columns, clients, reading.categorical)
     limited = [x.within_bounds(limit=not is_test) for x in raw.columns]
     notes += [note for _, own in limited for note in own]
@@ -131,6 +145,8 @@ def examples_of(table: Columns, where: str, reading: Reading) -> Examples:
         cells = [x for x in cells if x.name not in counting]
         advice = "numbers the rows and is left out: name it with --only to use it."
         notes += [f"The column {shown(x)} {advice}" for x in counting]
+    if series:
+        cells = [x._replace(values=x.values[series.rows]) for x in cells]
     features: Any = Raw(cells, raw.unit)
     is_plain = lambda x: x.kind in ("number", "truth") and not (x.sign or x.empty.any())
     if reading.is_full or (not (is_test or reading.is_part) and all(map(is_plain, cells))):
@@ -138,8 +154,8 @@ def examples_of(table: Columns, where: str, reading: Reading) -> Examples:
     filled &= True if owners is None else owners != ""
     found = Examples(features, labels, owners, tuple(x.name for x in cells))
     if not filled.all():
-        rows = f"{np.sum(~filled):,} row{'s' if np.sum(~filled) > 1 else ''}"
-        notes.append(f"{rows} without a label or a client left out.")
+        rows = "series" if series else "row" if np.sum(~filled) == 1 else "rows"
+        notes.append(f"{np.sum(~filled):,} {rows} without a label or a client left out.")
         if not filled.any():
             raise InvalidArgument(f"No row of {where} has a label and a client: name other columns.")
         found = found.select(filled)
@@ -157,12 +173,16 @@ def _chosen(table: Columns, where: str, reading: Reading, client: str | None) ->
     given = {"label": [label], "client-column": [] if client is None else [client], **of_sites}
     for option, name in ((option, name) for option, names in given.items() for name in names):
         lookup(there, name, "column", f"in {where} for {prefix}{option}")
-    if client == label:
-        raise InvalidArgument(f"The column {shown(label)} is label and client-column: name two columns.")
+    by = [reading.series.series, reading.series.time] if reading.series else []
+    used = {"client-column": client, **dict(zip(("series-column", "time-column"), by))}
+    if twice := next((option for option, name in used.items() if name == label), None):
+        raise InvalidArgument(f"The column {shown(label)} is label and {twice}: name two columns.")
+    if by and by[1] in (by[0], client):
+        raise InvalidArgument(f"The column {shown(by[1])} has the times, and names clients or series: name two.")
     if reading.columns:
         check_columns(table, [x.name for x in reading.columns], where)
         return [x.name for x in reading.columns]
-    rest = [name for name in reading.only or there if name not in (label, client, *reading.left_out)]
+    rest = [name for name in reading.only or there if name not in (label, client, *by, *reading.left_out)]
     if not (rest := [name for name in rest if name in there]):
         raise InvalidArgument(f"The table {where} has no columns besides {label!r}: there is nothing to learn.")
     return rest
@@ -199,8 +219,9 @@ def _names(table: Columns) -> str:
 
 def check_no_table(reading: Reading, where: str) -> None:
     """Raise InvalidArgument if options of tables are given for other data, of the name `where`."""
-    for name in ("drop", "separator", "only", "categorical", "date_unit", "text_features"):
+    for name in ("drop", "separator", "only", "categorical", "date_unit", "text_features", "series"):
         if getattr(reading, name):
+            name = "time_column" if name == "series" else name
             raise InvalidArgument(f"{name} belongs to tables, and {where} is none: leave it out.")
 
 
@@ -216,7 +237,8 @@ def examples_in(value: object, where: str, reading: Reading) -> Examples:
         lookup(dict.fromkeys(_PARTS), name, "array", f"in {where}")
     if len(arrays) != len(value) or not {"features", "labels"} <= arrays.keys():
         raise InvalidArgument(f"{where} has {len(value)} parts, but must be {_FORMS}.")
-    return of_named_arrays({**arrays, "features": exact_features(arrays["features"])}, "clients", where)
+    features = exact_features(arrays["features"], np.ndim(arrays["features"]) == 2)
+    return of_named_arrays({**arrays, "features": features}, "clients", where)
 
 
 def of_named_arrays(arrays: Mapping[str, Any], client: str, where: str) -> Examples:

@@ -15,10 +15,12 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, BinaryIO
 
 from tfp_bfl import files
+from tfp_bfl.data import huggingface
 from tfp_bfl.data.columns import Columns, Decoded, with_notation
 from tfp_bfl.data.names import EMPTY, as_names, canonical
 from tfp_bfl.errors import InvalidArgument, lookup, shown, shown_apart
 from tfp_bfl.faces import pandas, pyarrow
+from tfp_bfl.files import Path
 
 TABLES = (".csv", ".tsv", ".parquet")
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "space": " ", "pipe": "|"}
@@ -36,10 +38,10 @@ def read_table(
     drop: Collection[str] = (),
     keep: Collection[str] = (),
 ) -> Columns:
-    """Read a table from a .csv, .tsv or .parquet file.
+    """Read a table from a .csv, .tsv or .parquet file, or from a folder of Hugging Face.
 
     Args:
-      path: of the file.
+      path: of the file or folder.
       separator: between the columns of a .csv or .tsv file; None for the one of comma, semicolon, tab and pipe that
         splits the header into most columns.
       text: columns that are read as text, as they are written.
@@ -49,6 +51,8 @@ def read_table(
     import pyarrow.parquet
 
     text, drop, keep = as_names(text), as_names(drop), as_names(keep)
+    if huggingface.is_saved(path) and separator is None:
+        return as_table(huggingface.load(path), files.name(path), drop, {*text, *drop, *keep})
     is_parquet = path.suffix.lower() == ".parquet"
     if is_parquet and separator is not None:
         raise InvalidArgument(f"{files.name(path)} has no separator, but one is given: leave it out.")
@@ -60,9 +64,20 @@ def read_table(
         return _checked(lambda: written([]), *how, written)
 
 
+def is_table_file(path: Path) -> bool:
+    """Return whether a path is of a file of a table by its suffix, or a folder of Hugging Face."""
+    return pathlib.PurePath(path).suffix.lower() in TABLES or huggingface.is_saved(path)
+
+
+def holds_table(path: Path) -> bool:
+    """Return whether a path is of a file or folder with a table of numbers and text, without reading the table."""
+    return is_table_file(path) and not (huggingface.is_saved(path) and huggingface.saves_arrays(path))
+
+
 def is_table(value: object) -> bool:
-    """Return whether a value is a table in memory: a pandas DataFrame, a pyarrow Table, or another of Arrow's form."""
-    return hasattr(value, "columns") and (_is_of_pandas(value) or hasattr(value, "__arrow_c_stream__"))
+    """Return whether a value is a table in memory: of pandas, pyarrow, Hugging Face, or another of Arrow's form."""
+    is_arrow = hasattr(value, "columns") and (_is_of_pandas(value) or hasattr(value, "__arrow_c_stream__"))
+    return is_arrow or huggingface.is_dataset(value)
 
 
 def _is_of_pandas(value: object) -> bool:
@@ -74,6 +89,8 @@ def as_table(value: object, where: str, drop: Collection[str] = (), keep: Collec
     drop, keep = as_names(drop), as_names(keep)
     if _is_of_pandas(value):
         read = lambda: _from_pandas(value, where, drop)
+    elif huggingface.is_dataset(value):
+        read = lambda: huggingface.as_arrow(value, where)
     else:
         read = lambda: value if isinstance(value, pyarrow.Table) else pyarrow.table(value)
     return _checked(lambda: _without_blank_end(read()), where, drop, {*drop, *keep})

@@ -12,7 +12,7 @@ from tfp_bfl.errors import InvalidArgument, check_share
 LEAST_EXPECTED = 10
 # With fewer examples than this in a sample the p-value is that of a permutation test.
 FEW = 100
-_TABLE, _IMAGES = 2, 4
+_TABLE, _SERIES, _IMAGES = 2, 3, 4
 _AT_ONCE = 1000
 # Of a permutation test: permutations at once, and the number that must be as extreme as the data to end it early.
 _PERMUTATIONS, _ENOUGH = 2000, 50
@@ -53,15 +53,17 @@ class Drift(NamedTuple):
 
 
 def feature_histograms(features: object, names: Sequence[str] = (), bins: Histograms | None = None) -> Histograms:
-    """Count examples of a client: columns of a table [n, D], or brightness (mean) and contrast (twice the standard
-    deviation) of each channel of images [n, height, width, channels], bytes or in [0, 1].
+    """Count examples of a client: columns of a table [n, D]; mean and standard deviation over time of each column of
+    series [n, T, D], of which the steps are dependent; or brightness (mean) and contrast (twice the standard deviation)
+    of each channel of images [n, height, width, channels], bytes or in [0, 1].
 
     Columns without names have numbers. The bins are given, or of one value each, rounded to 15 binary digits.
     """
     given = np.asarray(features)
-    if given.ndim == _TABLE:
-        values = given
-        names = tuple(names) or tuple(f"column {j}" for j in range(given.shape[1]))
+    if given.ndim in (_TABLE, _SERIES):
+        values = given if given.ndim == _TABLE else np.concatenate([given.mean(1), given.std(1)], 1)
+        names = tuple(names) or tuple(f"column {j}" for j in range(given.shape[-1]))
+        names = names if given.ndim == _TABLE else tuple(f"{of} of {x}" for of in ("mean", "sd") for x in names)
     elif given.ndim == _IMAGES:
         parts = []
         for i in range(0, max(len(given), 1), _AT_ONCE):
@@ -73,7 +75,9 @@ def feature_histograms(features: object, names: Sequence[str] = (), bins: Histog
         form = "{}, channel {}" if len(channels) > 1 else "{}"
         names = tuple(form.format(kind, c) for kind in ("brightness", "contrast") for c in channels)
     else:
-        raise InvalidArgument(f"features have shape {given.shape}, but must be rows [n, D] or images [n, H, W, C].")
+        raise InvalidArgument(
+            f"features have shape {given.shape}, but must be rows [n, D], series [n, T, D] or images [n, H, W, C]."
+        )
     if bins is None:
         significands, exponents = np.frexp(values.astype(np.float64))
         rounded = np.ldexp(np.rint(np.ldexp(significands, _BITS)), exponents - _BITS) + 0.0  # 0 stays 0.

@@ -93,7 +93,7 @@ def serving(module: Any, info: Info) -> dict[str, Any]:
     of_floats = signed(run, tf.TensorSpec(shape, tf.float32), *numbers).get_concrete_function()
 
     def of_examples(images: tf.Tensor, *given: tf.Tensor) -> Outputs:
-        if images.dtype == tf.float64 and len(shape) == 2:
+        if images.dtype == tf.float64 and len(shape) < 4:
             return run(images, *given)
         return of_floats(images if images.dtype == tf.float32 else valid_floats(images), *given)
 
@@ -103,7 +103,7 @@ def serving(module: Any, info: Info) -> dict[str, Any]:
         module.serve.get_concrete_function(tf.TensorSpec(shape, dtype), *unnamed)
     inputs: dict[str, Any] = {x: tf.TensorSpec(shape, t, "images") for x, t in image_types(shape[1:]).items()}
     function = of_examples
-    if rows := rows_of_tables.inputs_of(features := features_of(info)):
+    if rows := rows_of_tables.inputs_of(features := features_of(info), shape[1:]):
         encode, inputs = rows_of_tables.encoder(features, columns_of(info)), {"": rows}
         function = lambda columns, *given: of_floats(encode(columns), *given)
     signatures = {}

@@ -167,7 +167,7 @@ def columns_of(info: Info) -> list[tuple[str, float, float]]:
     given, name = (info.data or {}).get("columns", []), "columns of info's data"
     columns = _parsed(_COLUMNS, given, name, wanted)
     shape = (info.model or {}).get("input_shape")
-    if columns and shape is not None and list(shape) != [len(columns)]:
+    if columns and shape is not None and (list(shape)[-1:] != [len(columns)] or len(shape) > 2):
         raise InvalidArgument(f"{name} is {shown(given)}, but must {wanted}.")
     return [(name, mean, stddev or 1.0) for name, mean, stddev in columns]
 

@@ -82,7 +82,7 @@ def _load(folder: pathlib.Path) -> Any:
     _check_digest(model_card.NAME, digest(folder / model_card.NAME), digests)
     info = _read_info(folder, digests)
     outputs = head(information.target_of(info), information.has_unusual(info)).outputs
-    rows = inputs_of_rows(information.features_of(info))
+    rows = inputs_of_rows(information.features_of(info), (info.model or {})["input_shape"])
     try:
         saved = saved_model_pb2.SavedModel.FromString(graph)
     except DecodeError:

@@ -35,7 +35,7 @@ def card(info: Info) -> str:
         target=target_of(info),
         columns=columns_of(info),
         features=features,
-        inputs=inputs_of(features),
+        inputs=inputs_of(features, (info.model or {})["input_shape"]),
         rounding=rounding(info),
         statement=statement(info.configuration),
         options={full.get(name, name): x for name, x in settings.items()},

@@ -21,8 +21,8 @@ _PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]*[1-9])?")
 MOST_SPACES = 4
 
 
-def inputs_of(features: Sequence[Feature]) -> dict[str, tf.TensorSpec]:
-    """Return the inputs of a signature for rows, by the name of the column.
+def inputs_of(features: Sequence[Feature], shape: Sequence[int] = (1,)) -> dict[str, tf.TensorSpec]:
+    """Return the inputs of a signature for rows, by the name of the column, [B]; [B, T] for examples of `shape` [T, D].
 
     The name of an input has the letters and digits of the column's name, and "_" for other characters. It begins with a
     letter, "column_" if need be, and a number is added where two names would be the same. There are no inputs if a
@@ -39,7 +39,7 @@ def inputs_of(features: Sequence[Feature]) -> dict[str, tf.TensorSpec]:
         while name in used:
             name, number = f"{base}_{number}", number + 1
         used.add(name)
-        specs[feature.name] = tf.TensorSpec([None], tf.string if feature.is_text else tf.float32, name)
+        specs[feature.name] = tf.TensorSpec([None, *shape[:-1]], tf.string if feature.is_text else tf.float32, name)
     return specs
 
 
@@ -47,6 +47,8 @@ def encoder(
     features: Sequence[Feature], columns: Sequence[Sequence[Any]], has_rules: bool = True
 ) -> Callable[[Mapping[str, tf.Tensor]], tf.Tensor]:
     """Return the function from rows as they are, {column: [B]}, to float32 [B, D], as `data.read_encoded` gives them.
+
+    Of series {column: [B, T]} it is float32 [B, T, D].
 
     Text is compared with the levels: a table of strings would be an object of its own in a SavedModel, and is no
     operation of TensorFlow Lite.
@@ -73,7 +75,8 @@ def encoder(
                 block, empty = tf.where(is_nan, mean, cells), tf.cast(is_nan, tf.float32)
             blocks += [block, empty] if feature.has_missing else [block]
             start += len(feature.columns)
-        return tf.concat(blocks, 1)
+        encoded, steps = tf.concat(blocks, 1), rows[features[0].name].shape[1:]
+        return tf.reshape(encoded, [-1, *steps, encoded.shape[1]]) if steps.rank else encoded
 
     return encode
 

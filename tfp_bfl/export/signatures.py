@@ -216,7 +216,7 @@ def _portable(model: keras.Model) -> Iterator[None]:
 def make_signatures(module: tf.Module, shape: tuple[int, ...], features: Sequence[Feature] = ()) -> dict[str, Any]:
     """Return the serving signatures of a module of `make_functions`, for examples of this shape and these features."""
     signatures = {}
-    if rows := rows_of_tables.inputs_of(features):
+    if rows := rows_of_tables.inputs_of(features, shape):
         numbers = [tf.TensorSpec([], NUMBERS[number], number) for number in INPUTS["predict"]]
         function = getattr(module, rows_of_tables.NAME)
         signatures[rows_of_tables.NAME] = function.get_concrete_function(rows, *numbers)

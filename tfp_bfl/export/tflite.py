@@ -77,7 +77,7 @@ def save_tflite(model_or_run: Source, path: Path, num_samples: int | None = None
         for name in ("mean", "predict", SERVING_DEFAULT)
         for suffix, dtype in image_types(shape).items()
     }
-    if inputs := rows.inputs_of(features := features_of(known)):
+    if inputs := rows.inputs_of(features := features_of(known), shape):
         encode = rows.encoder(features, columns_of(known), has_rules=False)
         of_rows = lambda function: tf.function(lambda columns: function(encode(columns))).get_concrete_function(inputs)
         signatures |= {rows.NAME: of_rows(fixed.predict), SERVING_DEFAULT: of_rows(fixed.serving_default)}

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfp_bfl.contracts import ServerState
-from tfp_bfl.data import ClientData, ClientFiles, Clients, Parties, answering, cohort, each_drawn
+from tfp_bfl.data import ClientData, ClientFiles, Clients, Parties, answering, cohort
+from tfp_bfl.data.cohorts import each_drawn
 from tfp_bfl.errors import ComputationError, Diverged, Error, InvalidArgument, WorkerError
 from tfp_bfl.federated.engines import Engine
 from tfp_bfl.federated.faults import DIVERGENCE, FAULTS, spoilt

@@ -47,9 +47,9 @@ def _load(config: RunConfig, given: GivenData | None) -> bfl.data.OwnData:
         raise InvalidArgument(f"The data of this run are {config.dataset}, which it reads: leave dataset out.")
     if names_code(config.dataset):
         made = named(config.dataset, config.parameters)
-        return made.read(config.label, config.client_column, config.task).at_size(size)
+        return made.read(dict(config)).at_size(size)
     if recorded(config.dataset):
-        return read_given(given, config.dataset, config.label, config.client_column, config.task).at_size(size)
+        return read_given(given, config.dataset, dict(config)).at_size(size)
     if bfl.data.is_own(config.dataset):
         return bfl.data.read_own(
             config.dataset,
@@ -64,6 +64,8 @@ def _load(config: RunConfig, given: GivenData | None) -> bfl.data.OwnData:
             date_unit=config.date_unit,
             image_size=size,
             text_features=config.text_features,
+            series_column=config.series_column,
+            time_column=config.time_column,
         )
     train, test = (bfl.data.load(config.dataset, s, config.data_dir, size) for s in ("train", "test"))
     return bfl.data.OwnData(train, test, train.clients, train.client_names)

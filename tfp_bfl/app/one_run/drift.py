@@ -64,9 +64,9 @@ class Drifted(NamedTuple):
 def record(folder: pathlib.Path, clients: bfl.data.ClientData, train: bfl.data.Source) -> None:
     """Write the histograms of all clients' examples, added, to a run's folder.
 
-    There are none of sequences and of a backbone's features.
+    There are none of sequences without names of columns, and of a backbone's features.
     """
-    if len(train.element_shape) not in (1, 3) or train.image_shape:
+    if (len(train.element_shape) not in (1, 3) and not train.columns) or train.image_shape:
         return
     names = [column.name for column in train.columns or ()]
     held = np.flatnonzero(clients.sizes).tolist()

@@ -20,6 +20,8 @@ from rich.text import Text
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.data.names import as_names
 from tfp_bfl.data.rows import read_clients
+from tfp_bfl.data.series import SeriesColumns, series_columns
+from tfp_bfl.data.tables import is_table_file
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.files import Path
 from tfp_bfl.files import name as name_of
@@ -192,7 +194,7 @@ class Sets(NamedTuple):
             return None
         paths = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
         if columns:
-            found = [read_clients(path, column, separator) for path in paths]
+            found = [read_clients(path, column, separator, series_of(info)) for path in paths]
         else:
             folders = [as_names(pathlib.Path(name).parts[-2::-1]) or ("",) for name in names]
             inner = [next((x for x in parts if x in limits), None) for parts in folders]
@@ -258,14 +260,20 @@ def _rows(paths: Any, info: bfl.export.Info, separator: str | None, notes: list[
         raise InvalidArgument(f"The model takes rows of {shown(shape)} numbers without names: call it from Python.")
     paths = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     for path in paths:
-        if not str(path).lower().endswith(bfl.data.TABLES):
+        if not is_table_file(path):
             raise InvalidArgument(f"{shown(str(path))} is no table, but the model takes rows of one: give a .csv file.")
     features = bfl.export.features_of(info)
-    encoded = [bfl.data.read_encoded(path, features, columns, separator) for path in paths]
+    encoded = [bfl.data.read_encoded(path, features, columns, separator, series_of(info)) for path in paths]
     notes += [f"In {name_of(path)}: {note}" for path, x in zip(paths, encoded) for note in x.notes]
-    tables = [x.rows for x in encoded]
-    names = [f"{name_of(path)}[{i}]" for path, table in zip(paths, tables) for i in range(len(table))]
-    return bfl.data.Images(tuple(names), np.concatenate(tables), ())
+    numbered = zip(paths, (x.names or range(len(x.rows)) for x in encoded))
+    names = [f"{name_of(path)}[{i}]" for path, each in numbered for i in each]
+    return bfl.data.Images(tuple(names), np.concatenate([x.rows for x in encoded]), ())
+
+
+def series_of(info: bfl.export.Info) -> SeriesColumns | None:
+    """Return the columns of a long table that a model's run names, and T; None for a model of other examples."""
+    settings, shape = info.configuration or {}, (info.model or {})["input_shape"]
+    return series_columns(settings.get("series_column"), settings.get("time_column"), shape[0])
 
 
 def as_table(predictions: Predictions) -> str:

@@ -137,6 +137,5 @@ def _as_text(**paths: Any) -> dict[str, Any]:
 
 def _options_of(given: GivenData, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a run that say what data in memory are: the record of the data, and their task."""
-    label, client = settings.get("label") or "label", settings.get("client_column")
-    task = settings.get("task") or given.task or "classification"
-    return {"dataset": given.record(label, None if client == "none" else client, task), "task": task}
+    named = {name: None if x == "none" and name != "label" else x for name, x in settings.items()}
+    return {"dataset": given.record(named), "task": named.get("task") or given.task or "classification"}

@@ -57,7 +57,7 @@ class RunConfig(NoTruthAsNumber):
     dataset: str = option(
         "digits",
         "Dataset: digits, breast_cancer, diabetes, heart_disease, an image classification dataset of TFDS; or a path to"
-        " a table (.csv, .parquet), an archive (.npz) or a folder of images.",
+        " a table (.csv, .parquet), an archive (.npz), or a folder of images or of a Hugging Face dataset.",
     )
     label: Name = option("label", "Column of a table with the labels.")
     client_column: Name | None = option(
@@ -68,6 +68,8 @@ class RunConfig(NoTruthAsNumber):
     categorical: Names = option(None, "Columns of numbers, or of many texts, that are categories.")
     text_features: Name | None = option(None, "Features of columns of texts: wordllama, or wordllama:COLUMN,COLUMN.")
     date_unit: str | None = option(None, "Unit in which dates become numbers.", names=choices.DATE_UNITS)
+    series_column: Name | None = option(None, "Column of a long table with the name of each row's time series.")
+    time_column: Name | None = option(None, "Column of a long table with the time of each row, a number or a date.")
     separator: str | None = option(
         None, "Separator of a .csv file's columns, such as ';' or tab; that of its header if not given."
     )
@@ -232,10 +234,8 @@ class RunConfig(NoTruthAsNumber):
             if names and value is not None and not (name in CODE and names_code(value)):
                 names.check(value)
         if self.average_rounds is not None and self.average_rounds > self.rounds:
-            raise InvalidArgument(
-                f"average_rounds is {self.average_rounds}, but the run has {self.rounds} rounds: give at most that "
-                "many."
-            )
+            what = f"average_rounds is {self.average_rounds}, but the run has {self.rounds} rounds"
+            raise InvalidArgument(f"{what}: give at most that many.")
         if self.width is not None and self.model != "conv_net" and not names_code(self.model):
             raise InvalidArgument(f"width is of the model conv_net, and this is {self.model}: leave it out.")
         if self.initial_stddev is not None and self.min_stddev > self.initial_stddev:

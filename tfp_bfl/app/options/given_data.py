@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 from tfp_bfl import data
 from tfp_bfl.app.options.own_model import GIVEN_DATA, is_trusted, load, taken_by, values_of
+from tfp_bfl.app.options.refusals import IN_MEMORY
 from tfp_bfl.data.equal_partitions import GIVEN as GIVEN_PARTITION
 from tfp_bfl.data.own import NAME
+from tfp_bfl.data.tables import holds_table
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files.code import called, name_of
 
@@ -35,7 +37,7 @@ def recorded(dataset: object) -> Recorded | None:
     found = _RECORD.fullmatch(dataset) if isinstance(dataset, str) else None
     if not found:
         return None
-    of_rows = found["shape"].count(",") == 1
+    of_rows = found["shape"].count(",") < 3  # [N, columns], or series [N, steps, columns].
     return Recorded(found["name"] or NAME, found["clients"] is not None, found["digest"], of_rows)
 
 
@@ -50,7 +52,7 @@ def is_table(dataset: object) -> bool:
     """Return whether the examples of a dataset are rows of numbers, by its name."""
     if given := recorded(dataset):
         return given.is_table
-    return isinstance(dataset, str) and (dataset in data.EMBEDDED_TABLES or dataset.lower().endswith(data.TABLES))
+    return isinstance(dataset, str) and (dataset in data.EMBEDDED_TABLES or holds_table(dataset))
 
 
 class GivenData:
@@ -63,12 +65,16 @@ class GivenData:
     def __init__(self, train: object, test: object = None, function: Callable[..., Any] | None = None):
         self._parts, self._read, self.function = (train, test), dict[Any, data.OwnData](), function
 
-    def read(self, label: str, client: str | None, task: str) -> data.OwnData:
-        """Return the training and the test data, and the clients that they name (`data.read_own`)."""
+    def read(self, options: Mapping[str, Any]) -> data.OwnData:
+        """Return the training and the test data, and the clients that they name (`data.read_own`), by `IN_MEMORY`."""
         train, test = self._parts
-        key = label, client, task
+        named = {name: options.get(name) for name in IN_MEMORY}
+        named["task"] = named["task"] or self.task or "classification"
+        how: dict[str, Any] = {name: x for name, x in named.items() if x is not None}
+        key = tuple(how.items())
         if key not in self._read:
-            self._read[key] = data.read_own(train, label, client, test, task)
+            client = how.pop("client_column", None)
+            self._read[key] = data.read_own(train, client=client, test=test, **how)
         return self._read[key]
 
     @property
@@ -80,9 +86,9 @@ class GivenData:
             return None
         return "regression" if source.target else "classification"
 
-    def record(self, label: str, client: str | None, task: str) -> str:
+    def record(self, options: Mapping[str, Any]) -> str:
         """Return what a run records of the data: kind, shape and digest."""
-        parts = self.read(label, client, task)
+        parts = self.read(options)
         kind = data.kind_of(self._parts[0])
         name = "" if parts.train.name == NAME else f" {parts.train.name}"
         number = parts.train.num_examples + parts.test.num_examples
@@ -125,9 +131,9 @@ def with_defaults(values: Mapping[str, Any], parameters: Mapping[str, Any]) -> d
     check_no_test_data(values.get("test_data"))
     given = named(values["dataset"], parameters)
     task = values.get("task") or given.task or "classification"
-    parts = given.read(values.get("label") or "label", values.get("client_column"), task)
+    parts = given.read(values)
     of_clients = {"partition": GIVEN_PARTITION} if parts.clients is not None else {}
-    of_tables = {"model": "mlp"} if len(parts.train.element_shape) == 1 else {}
+    of_tables = {"model": "mlp"} if len(parts.train.element_shape) < 3 else {}
     return {"task": task, **of_clients, **of_tables, **values}
 
 
@@ -140,16 +146,16 @@ def check_no_test_data(test_data: object) -> None:
         )
 
 
-def read_given(given: GivenData | None, dataset: str, label: str, client: str | None, task: str) -> data.OwnData:
+def read_given(given: GivenData | None, dataset: str, options: Mapping[str, Any]) -> data.OwnData:
     """Return the data of a run that, by its record, a program gave."""
     if given is None:
         raise InvalidArgument(
             f"The data of this run, {_in_words(dataset)}, were given in Python: give them again, by "
             "bfl.run(resume=..., dataset=...) or bfl.report(..., dataset=...); other commands need data in a file."
         )
-    there, parts = recorded(dataset), given.read(label, client, task)
+    there, parts = recorded(dataset), given.read(options)
     if there is None or data.digest(parts) != there.digest:
-        now = given.record(label, client, task)
+        now = given.record(options)
         raise InvalidArgument(
             f"The data, {_in_words(now)}, have another SHA-256 sum than those of the run, {_in_words(dataset)}: give "
             "the data of the run."

@@ -31,9 +31,10 @@ _MUST_BE = {
     "dict": "a mapping of names to values",
 }
 
-# Options of tables that hold at all sites of a federation alike, and of all user-supplied data.
+# Options of tables that hold at all sites of a federation alike; of data in memory; of all user-supplied data.
 OF_TABLES = ("drop", "only", "categorical", "date_unit")
-OF_DATA = ("label", "client_column", "task", "test_data", *OF_TABLES, "separator", "text_features")
+IN_MEMORY = ("label", "client_column", "task", "series_column", "time_column")
+OF_DATA = (*IN_MEMORY, "test_data", *OF_TABLES, "separator", "text_features")
 # Options of runs with all data in one place: a site describes its data in its own file, and answers for itself.
 OF_ONE_PLACE = (
     *("dataset", "data_dir", *(name for name in OF_DATA if name not in OF_TABLES), "partition", "clients"),
@@ -127,7 +128,7 @@ MOST_BYTES = 64 * 1024
 
 
 # Options with names of columns: one name, or a list. Other lists and numbers are values.
-_COLUMNS = ("label", "client_column", "drop", "only", "categorical")
+_COLUMNS = ("label", "client_column", "series_column", "time_column", "drop", "only", "categorical")
 # Options with names of classes: the keys of a mapping.
 _CLASSES = ("class_weight",)
 _TAG = "tag:yaml.org,2002:"
