@@ -73,7 +73,7 @@ def find_series(table: Columns, by: SeriesColumns, where: str) -> Series:
     if (sizes != usual).any():
         odd = min(np.flatnonzero(sizes != usual), key=lambda i: first[i])
         must = f"the model takes {usual}" if by.steps else f"most have {usual}"
-        what = f"The series {shown(each[odd])} of {where} has {sizes[odd]} time steps, and {must}"
+        what = f"The series {shown(str(each[odd]))} of {where} has {sizes[odd]} time steps, and {must}"
         raise InvalidArgument(f"{what}: give all series as many, or leave the series out.")
     rows = np.lexsort((times, first[places])).reshape(-1, usual)
     _check_steps(table, Series(names[rows[:, 0]], rows, where), times[rows], by.time, is_date)
