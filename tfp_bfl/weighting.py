@@ -43,19 +43,6 @@ WEIGHTINGS: dict[str, Callable[[MeanField, MeanField, tf.Tensor], tf.Tensor]] = 
 }
 
 
-def distance_weights(stacked: MeanField, anchor: MeanField) -> tf.Tensor:
-    """Return weights by distance to the anchor, normalised: [K].
-
-    gamma_k = 1 / KL[q_g || q_k] (eq. 21), w_k = gamma_k / sum_j gamma_j
-
-    Args:
-      stacked: the K clients' posteriors, leaves [K, ...].
-      anchor: the global posterior of the round before, leaves [...].
-    """
-    kl = kl_divergence(_double(anchor), _double(stacked))
-    return _normalise(1 / tf.maximum(kl, _SMALLEST_KL))
-
-
 def max_discrepancy_weights(stacked: MeanField, nearest: bool = True) -> tf.Tensor:
     """Return weights by maximum discrepancy, normalised: [K].
 
