@@ -80,6 +80,16 @@ def assert_same(actual, wanted, rtol=0.0, atol=0.0):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
+def flat(structure):
+    """Return all numbers of a structure in one row."""
+    return np.concatenate([np.ravel(x) for x in tf.nest.flatten(structure)])
+
+
+def differ(a, b, atol=1e-5):
+    """Say whether two structures have a number that is not the same."""
+    return any(np.abs(x - y).max() > atol for x, y in zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True))
+
+
 def without_times(rows):
     """Leave out of the rows of rounds what differs from run to run."""
     return [{name: x for name, x in row.items() if "seconds" not in name and name != "restarts"} for row in rows]

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from tests.kit import refuses
 from tfp_bfl import errors
 
 TABLE = {"dirichlet": 1, "iid": 2, "label_skew": 3}
@@ -64,8 +65,7 @@ def test_numbers_above_zero(value):
 
 def test_zero_is_a_number_where_it_may_be():
     assert errors.check_number(0, "rate", zero=True) == 0
-    with pytest.raises(errors.InvalidArgument, match=r"^rate is 0, but must be a finite number above 0\.$"):
-        errors.check_number(0, "rate")
+    refuses(r"^rate is 0, but must be a finite number above 0\.$", errors.check_number, 0, "rate")
 
 
 @pytest.mark.parametrize(
@@ -73,5 +73,4 @@ def test_zero_is_a_number_where_it_may_be():
     [-1, float("nan"), float("inf"), np.float32("inf"), pytest.param(10**5000, id="huge"), True, "1", None, [1], 1j],
 )
 def test_what_is_no_number(value):
-    with pytest.raises(errors.InvalidArgument, match=r"^rate is .*, but must be a finite number of at least 0\.$"):
-        errors.check_number(value, "rate", zero=True)
+    refuses(r"^rate is .*, but must be a finite number of at least 0\.$", errors.check_number, value, "rate", zero=True)

@@ -15,6 +15,7 @@ from tfp_bfl.weights import Anchor
 from .method import ALIKE, SEED, SIZES, Method, fold, mlp, of_points, unflat
 
 POINT, STEP, THINNING = "deterministic", 5e-4, federated.Thinning(1, most=40)
+OF_CHAINS = {"weigh": np.ones_like, "data": ALIKE, "rounds": 100}
 
 # Bits of three clients' 101 weights, each way.
 UNCOMPRESSED = {"participants": 3, **dict.fromkeys(("upload_bits", "upload_bound", "download_bits"), 3 * 32 * 101)}
@@ -62,12 +63,9 @@ def qlsd(**settings):
         model_fn,
         lambda: algorithms.qlsd(model_fn, step_size=STEP, prior_stddev=2.0, thinning=THINNING, seed=SEED, **given),
         sent(work, lambda weights: Anchor(weights.point, tf.constant(0))),
-        np.ones_like,
         pool,
-        lambda result, anchor: pool([result], anchor)[1],
-        ALIKE,
-        100,
-        most,
+        metrics=most,
+        **OF_CHAINS,
     )
 
 
@@ -89,12 +87,9 @@ def dg_sgld():
         model_fn,
         lambda: algorithms.dg_sgld(model_fn, prior_stddev=2.0, thinning=THINNING, seed=SEED, **given),
         sent(work, lambda weights: weights.point),
-        np.ones_like,
         pool,
-        lambda result, anchor: pool([result], anchor)[1],
-        ALIKE,
-        100,
-        UNCOMPRESSED,
+        metrics=UNCOMPRESSED,
+        **OF_CHAINS,
     )
 
 
@@ -114,10 +109,7 @@ def fsgld():
         model_fn,
         lambda: algorithms.fsgld(model_fn, surrogates, prior_stddev=2.0, thinning=THINNING, seed=SEED, **given),
         conducive_langevin(model_fn, surrogates, prior_precision=0.25, **given),
-        np.ones_like,
         pool,
-        lambda result, anchor: pool([result], anchor)[1],
-        ALIKE,
-        100,
-        UNCOMPRESSED,
+        metrics=UNCOMPRESSED,
+        **OF_CHAINS,
     )

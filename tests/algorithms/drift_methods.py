@@ -4,13 +4,14 @@ import functools
 
 import numpy as np
 
+from tests.kit import flat
 from tfp_bfl import algorithms
 from tfp_bfl.algorithms.default import AdaptiveSteps
 from tfp_bfl.algorithms.drift import Corrected
 
 from .chain_methods import sent
 from .method import ALIKE, SEED, SIZES, Method, half_way, mlp, unflat
-from .personal_methods import flat, shares_of
+from .personal_methods import shares_of
 
 WORK = {"batch_size": 8, "local_epochs": 2, "learning_rate": 0.1, "optimizer_fn": "sgd", "temperature": 0.1}
 ALPHA = 0.1
@@ -37,17 +38,8 @@ def averaged(results, anchor):
 
 def method(build, pool, kind, server, metrics):
     """A method whose server tells its clients `server` in the first round."""
-    return Method(
-        mlp(kind),
-        build,
-        sent(build().client_work, lambda weights: server),
-        lambda num_examples: num_examples,
-        pool,
-        lambda result, anchor: pool([result], anchor)[1],
-        data=ALIKE,
-        rounds=60,
-        metrics=metrics,
-    )
+    work = sent(build().client_work, lambda weights: server)
+    return Method(mlp(kind), build, work, pool, data=ALIKE, rounds=60, metrics=metrics)
 
 
 def scaffold(kind):

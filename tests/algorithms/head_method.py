@@ -49,4 +49,4 @@ def head(name):
     work = head_sums(model_fn, gradients=name == "softmax", **options)
     rounds = 20 if name == "softmax" else 2
     metrics = {"upload_bits": 3 * 64 * 600}
-    return Method(model_fn, build, work, lambda sizes: sizes, pool, alone, ALIKE, rounds=rounds, metrics=metrics)
+    return Method(model_fn, build, work, pool, alone, data=ALIKE, rounds=rounds, metrics=metrics)

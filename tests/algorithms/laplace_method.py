@@ -13,7 +13,7 @@ from tfp_bfl.algorithms.laplace.step import LastLayer
 from tfp_bfl.algorithms.laplace.work import laplace as laplace_work
 from tfp_bfl.algorithms.laplace.work import laplace_weights
 
-from .method import ALIKE, CLIENTS, SEED, SIZES, Method, mlp, of_points, unflat
+from .method import ALIKE, SEED, SIZES, Method, mlp, of_points, unflat
 
 
 def laplace(structure):
@@ -32,7 +32,7 @@ def laplace(structure):
 
     build = lambda: algorithms.laplace(model_fn, seed=SEED, **options)
     work = laplace_work(model_fn, **options)
-    return Method(model_fn, build, work, np.ones_like, pool, alone, ALIKE, rounds=1, metrics={}, moves=False)
+    return Method(model_fn, build, work, pool, alone, np.ones_like, ALIKE, rounds=1, moves=False)
 
 
 def dense(curvature):
@@ -74,7 +74,7 @@ def last_layer(structure="last_layer"):
 
     build = lambda: algorithms.last_layer(model_fn, seed=SEED, batch_size=8, **options)
     work = laplace_work(model_fn, structure=structure, batch_size=8, dtype=tf.float64)
-    return Method(model_fn, build, work, np.ones_like, pool, alone, ALIKE, rounds=6, metrics={})
+    return Method(model_fn, build, work, pool, alone, np.ones_like, ALIKE, rounds=6)
 
 
 def fed_lap(covariance):
@@ -113,4 +113,4 @@ def fed_lap(covariance):
         lambda: algorithms.fed_lap(model_fn, seed=SEED, prior_stddev=stddev, **options),
         own._replace(build=started),
     )
-    return Method(model_fn, build, work, np.ones_like, pool, alone, CLIENTS, rounds=20, metrics={})
+    return Method(model_fn, build, work, pool, alone, np.ones_like, rounds=20)

@@ -1,7 +1,8 @@
 """What the contract of all methods asks of one, and client work outside any engine."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,10 +32,11 @@ class Method(NamedTuple):
       model_fn: builds the model.
       build: () -> the process, with the seed `SEED`.
       work: the client work, to be built.
-      weigh: number of examples -> the client's weight.
       pool: (the clients' results in the order of their numbers, the server's first weights) -> the state's step and
         weights after the first round.
-      alone: (a client's result, the server's first weights) -> the weights that predict after a round of it alone.
+      alone: (a client's result, the server's first weights) -> the weights that predict after a round of it alone; None
+        for those that `pool` gives.
+      weigh: number of examples -> the client's weight.
       data: clients of which it learns something,
       rounds: in so many rounds.
       metrics: that it reports besides those of every process, each with its largest value.
@@ -44,13 +46,17 @@ class Method(NamedTuple):
     model_fn: Callable[[], tf.keras.Model]
     build: Callable[[], Any]
     work: Callable[[], Any]
-    weigh: Callable[[Any], Any]
     pool: Callable[[Any, ModelWeights], Any]
-    alone: Callable[[Any, ModelWeights], ModelWeights]
-    data: Clients
-    rounds: int
-    metrics: dict[str, int]
+    alone: Callable[[Any, ModelWeights], ModelWeights] | None = None
+    weigh: Callable[[Any], Any] = lambda num_examples: num_examples
+    data: Clients = CLIENTS
+    rounds: int = 10
+    metrics: Mapping[str, int] = MappingProxyType({})
     moves: bool = True
+
+    def predicts(self, result, anchor):
+        """The weights that predict after a round of one client."""
+        return self.pool([result], anchor)[1] if self.alone is None else self.alone(result, anchor)
 
 
 @functools.cache
@@ -113,7 +119,7 @@ def half_way(given, build):
         state = {"accumulator": velocity, "round": np.int32(1)}
         return state if own == () else own._replace(inner=state), towards(pooled, anchor)
 
-    alone = lambda result, anchor: towards(given.alone(result, anchor), anchor)
+    alone = lambda result, anchor: towards(given.predicts(result, anchor), anchor)
     return given._replace(build=lambda: build(server_optimizer=optimizer), pool=pool, alone=alone)
 
 

@@ -27,8 +27,8 @@ from .chain_methods import BY_CLIENT, dg_sgld, fsgld, qlsd
 from .drift_methods import DRIFT
 from .head_method import head
 from .laplace_method import fed_lap, laplace, last_layer
-from .method import ALIKE, CLIENTS, SEED, SIZES, SOURCE, Method, fold, half_way, mlp, of_points, result_of, unflat
-from .personal_methods import meta_learning, meta_vd, p_fed_bayes
+from .method import ALIKE, SEED, SIZES, SOURCE, Method, fold, half_way, mlp, of_points, result_of, unflat
+from .personal_methods import meta_learning, meta_vd, p_fed_bayes, shares_of
 
 assert_same = functools.partial(kit.assert_same, rtol=1e-05, atol=1e-06)
 
@@ -73,18 +73,14 @@ def variational(rule, kind, **options):
         parts = [whole.summarise(r.weights, anchor, tf.cast(r.num_examples, tf.float32)) for r in results]
         return (), whole.pool(functools.reduce(whole.merge, parts), anchor).weights
 
+    kept = {"kept_weights": NUM_VARIATIONAL if kind == "flipout" else 0}
     return Method(
         mlp(kind),
         lambda: algorithms.variational(mlp(kind), rules.parse_rule(rule), seed=SEED, **(options or ADAM)),
         variational_work(kind, **options),
-        lambda num_examples: num_examples,
         pool,
         lambda result, anchor: result.weights,
-        data=CLIENTS,
-        rounds=10,
-        metrics={
-            "distributed_weight_consolidation": {"kept_weights": NUM_VARIATIONAL if kind == "flipout" else 0},
-        }.get(rule, {}),
+        metrics=kept if rule == "distributed_weight_consolidation" else {},
     )
 
 
@@ -197,11 +193,8 @@ def bayesian_admm():
         model_fn,
         lambda: algorithms.bayesian_admm(model_fn, seed=SEED, **numbers, **CURVATURE),
         factors(model_fn, send_site=False, **numbers, **CURVATURE),
-        np.ones_like,
         pool,
-        lambda result, anchor: pool([result], anchor)[1],
-        data=CLIENTS,
-        rounds=10,
+        weigh=np.ones_like,
         metrics={"weights_at_floor": 0},
     )
 
@@ -218,12 +211,11 @@ def fl_swag(model_fn, last_layer=False):
         model_fn,
         lambda: algorithms.fl_swag(model_fn, last_layer=last_layer, seed=SEED, min_examples=9, **SGD),
         swag(model_fn, last_layer=last_layer, curvature=True, **SGD),
-        np.ones_like,
-        lambda results, anchor: (tf.nest.map_structure(lambda *x: tf.stack(x), *(r.weights for r in results)), anchor),
+        lambda results, anchor: (stacked(results), anchor),
         alone,
+        np.ones_like,
         data=ALIKE,
         rounds=1,
-        metrics={},
     )
 
 
@@ -237,14 +229,9 @@ def stacked(results):
     return tf.nest.map_structure(lambda *x: tf.stack(x), *(r.weights for r in results))
 
 
-def shares(results):
-    sizes = np.array([int(r.num_examples) for r in results], np.float64)
-    return sizes / sizes.sum()
-
-
 def mean_of(results, over=lambda weights: weights.point):
     """The mean by data size, leaf by leaf, in float64."""
-    return [np.tensordot(shares(results), np.stack(x), 1) for x in zip(*(over(r.weights) for r in results))]
+    return [np.tensordot(shares_of(results), np.stack(x), 1) for x in zip(*(over(r.weights) for r in results))]
 
 
 @functools.cache
@@ -260,8 +247,7 @@ def third_family(build, pool, alone=lambda result, anchor: result.weights, work=
     """
     options = {**(ADAM if work is None else PULLED), "seed": SEED}
     work = work or variational_work(POINT)
-    weigh = lambda num_examples: num_examples
-    return Method(mlp(POINT), lambda: build(**options), work, weigh, pool, alone, CLIENTS, rounds, metrics)
+    return Method(mlp(POINT), lambda: build(**options), work, pool, alone, rounds=rounds, metrics=metrics)
 
 
 def fed_opt_sgd():
@@ -273,7 +259,7 @@ def fed_ag():
     def pool(results, anchor):
         mean = mean_of(results)
         squares = [
-            np.tensordot(shares(results), np.square(np.stack(x) - m), 1)
+            np.tensordot(shares_of(results), np.square(np.stack(x) - m), 1)
             for m, *x in zip(mean, *(r.weights.point for r in results))
         ]
         return SpreadState((), tuple(np.float32(x) for x in squares)), of_points(mean, anchor)
@@ -312,7 +298,7 @@ def fed_be():
     step = distil(mlp(POINT), features, **ENSEMBLE)
     pool = lambda results, anchor: step.next((), anchor, stacked(results), fold(0, -2))
     build = functools.partial(algorithms.fed_be, mlp(POINT), features, ensemble=ENSEMBLE)
-    return third_family(build, pool, lambda result, anchor: pool([result], anchor)[1])
+    return third_family(build, pool, None)
 
 
 def fed_kp(start):

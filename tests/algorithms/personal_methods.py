@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
+from tests.kit import flat
 from tfp_bfl import algorithms
 from tfp_bfl.algorithms.personal.posterior_work import personal_posterior
 from tfp_bfl.algorithms.personal.step import DropoutRates, Learning, PersonalState
@@ -12,7 +13,7 @@ from tfp_bfl.algorithms.personal.work import personal
 from tfp_bfl.posterior import MeanField
 
 from .chain_methods import sent
-from .method import CLIENTS, SEED, SIZES, Method, mlp, unflat
+from .method import SEED, SIZES, Method, mlp, unflat
 
 LEARN = {"local_epochs": 3, "batch_size": 8, "learning_rate": 0.1, "inner_rate": 0.05}
 # So few examples would leave the prior's noise.
@@ -33,12 +34,9 @@ def meta_learning(learner, kind):
         mlp(kind),
         lambda: algorithms.meta_learning(mlp(kind), learner=learner, seed=SEED, **LEARN),
         meta_learning_work(mlp(kind), learner=learner, **LEARN),
-        lambda num_examples: num_examples,
         pool,
         lambda result, anchor: result.weights,
-        data=CLIENTS,
         rounds=60,
-        metrics={},
     )
 
 
@@ -91,10 +89,7 @@ def meta_vd(source, threshold=None):
             **NOISY,
         ),
         sent(personal(meta_learning_work(model_fn, **NOISY), variances, threshold), lambda weights: given),
-        lambda num_examples: num_examples,
         pool,
-        lambda result, anchor: pool([result], anchor)[1],
-        data=CLIENTS,
         rounds=20,
         metrics=bits,
     )
@@ -114,19 +109,12 @@ def p_fed_bayes():
         model_fn,
         lambda: algorithms.p_fed_bayes(model_fn, seed=SEED, **options),
         personal_posterior(model_fn, **options),
-        lambda num_examples: num_examples,
         pool,
         lambda result, anchor: result.weights,
-        data=CLIENTS,
         rounds=20,
-        metrics={},
     )
 
 
 def shares_of(results):
     sizes = np.array([int(r.num_examples) for r in results], np.float64)
     return sizes / sizes.sum()
-
-
-def flat(leaves):
-    return np.concatenate([np.ravel(x) for x in leaves])

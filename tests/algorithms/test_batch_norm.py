@@ -4,8 +4,8 @@ import functools
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from tests.kit import assert_same
 from tfp_bfl import algorithms, evaluation, export, federated
 from tfp_bfl.data import Clients, load
 from tfp_bfl.weights import predictive_model
@@ -32,8 +32,7 @@ def test_posteriors_over_point_weights_take_the_servers_examples_for_statistics(
     given = federated.simulate(process, data, 1, batch_norm_examples=table.features[64:128], evaluate=evaluate)
     np.testing.assert_allclose(scored[-1], predict(given.model), atol=1e-6)  # one model, in the run and after it
     averaged = federated.simulate(algorithms.fed_opt(normalized, **options), data, 1)
-    for actual, wanted in zip(*(tf.nest.flatten(r.state.weights.moments) for r in (given, averaged)), strict=True):
-        np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
+    assert_same(*(r.state.weights.moments for r in (given, averaged)), rtol=1e-4, atol=1e-5)
     scores = evaluation.evaluate(given.model, shown, table.labels[130:160], num_samples=4).metrics
     assert all(np.isfinite(x) for x in scores.values())
     pooled = predictive_model(normalized(), process.predictive_weights(given.state))

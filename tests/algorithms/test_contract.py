@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.federated.toys import spoilt
-from tests.kit import without_times
+from tests.kit import flat, without_times
 from tfp_bfl import evaluation, federated, posterior
 from tfp_bfl.data import Clients, load
 from tfp_bfl.federated.faults import FAULTS
@@ -110,8 +110,7 @@ def learnt(state):
 
 def all_means(weights):
     """Point weights and means as one vector, whether or not there is a posterior over the former."""
-    leaves = [*weights.point, *posterior.marginals(weights.posterior).mean]
-    return np.concatenate([np.ravel(x) for x in leaves])
+    return flat((weights.point, posterior.marginals(weights.posterior).mean))
 
 
 def variances_of(state):
@@ -201,7 +200,7 @@ def test_state_stays_sound_over_rounds(name):
 def test_a_client_alone_is_the_result(name):
     _, output = first_round(name, (1,))
     predictive = process_of(name).predictive_weights(output.state)
-    assert_same(predictive, method_of(name).alone(local(name, 1), anchor_of(name)))
+    assert_same(predictive, method_of(name).predicts(local(name, 1), anchor_of(name)))
 
 
 @most_methods

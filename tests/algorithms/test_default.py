@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import assert_same, refuses
 from tests.processes import in_this_process
 from tests.test_truth import EQUAL, OF_DATA, SIZES, exact, model_fn, problem, rms
 from tfp_bfl import algorithms, clients, federated, models
 from tfp_bfl.algorithms.default import FIRST_STDDEV
 from tfp_bfl.algorithms.drift import with_flat_values
 from tfp_bfl.data import ClientExamples, iid, load
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.privacy import Privacy
 from tfp_bfl.training.schedules import falling
@@ -37,40 +37,37 @@ def reached(steps, momentum=0.9):
     return sum((1 - momentum ** (j + 1)) / (1 - momentum) for j in range(steps))
 
 
+def found_and_alone(client, **options):
+    """What a client of the algorithm sends in round 20 of 40, what one of the plain work does, and the server's."""
+    of_model = mlp("flipout")
+    weights, examples = get_weights(of_model()), tf.nest.map_structure(tf.constant, CLIENTS.examples(client))
+    message = ServerMessage(weights, tf.constant(20), federation=Population(3, sum(OF_CLIENTS), rounds=tf.constant(40)))
+    work = algorithms.default(of_model, variance_bits=32, **options).client_work
+    rates = {"learning_rate": falling(0.03, 3, 3e-3), "first_stddev": FIRST_STDDEV, "temperature": 0.06}
+    alone = clients.variational(of_model, **options, **rates)
+    return *(x()(message, examples, tf.constant([1, 2])).weights for x in (work, alone)), weights
+
+
 @pytest.mark.deep(after="tests/algorithms/test_default.py")
 @pytest.mark.parametrize("client", range(3))
 def test_a_client_sends_its_training_as_of_a_client_of_mean_size(client):
     """Two, three and two batches; the mean size is 15 examples, two batches."""
-    of_model = mlp("flipout")
-    weights, examples = get_weights(of_model()), tf.nest.map_structure(tf.constant, CLIENTS.examples(client))
-    message = ServerMessage(weights, tf.constant(20), federation=Population(3, sum(OF_CLIENTS), rounds=tf.constant(40)))
-    work = algorithms.default(of_model, variance_bits=32, **SMALL).client_work
-    alone = clients.variational(
-        of_model, **SMALL, learning_rate=falling(0.03, 3, 3e-3), first_stddev=FIRST_STDDEV, temperature=0.06
-    )
-    found, wanted = (x()(message, examples, tf.constant([1, 2])).weights for x in (work, alone))
+    found, wanted, weights = found_and_alone(client, **SMALL)
     share = reached(2) / reached(-(-OF_CLIENTS[client] // 8))
     moved = lambda x: values(x) - values(weights)
     np.testing.assert_allclose(moved(found), share * moved(wanted), rtol=1e-3, atol=1e-7)
     assert (share == 1) == (client != 1) and np.abs(moved(wanted)).max() > 1e-3
-    for a, b in zip(found.posterior.variance, wanted.posterior.variance):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert_same(found.posterior.variance, wanted.posterior.variance, rtol=1e-6)
 
 
 @pytest.mark.deep(after="tests/algorithms/test_default.py")
 @pytest.mark.parametrize("client", range(3))
 def test_a_client_of_more_estimates_moves_the_precision_as_one_of_mean_size(client):
     """Two estimates, three and two of batches of one example, each with a tenth of an eighth or a 21st; and two."""
-    of_model, options = mlp("flipout"), {"local_epochs": 1, "batch_size": 1}
-    weights, examples = get_weights(of_model()), tf.nest.map_structure(tf.constant, CLIENTS.examples(client))
-    message = ServerMessage(weights, tf.constant(20), federation=Population(3, sum(OF_CLIENTS), rounds=tf.constant(40)))
-    work = algorithms.default(of_model, variance_bits=32, **options).client_work
-    rates = {"learning_rate": falling(0.03, 3, 3e-3), "first_stddev": FIRST_STDDEV, "temperature": 0.06}
-    alone = clients.variational(of_model, **options, **rates)
-    found, wanted = (x()(message, examples, tf.constant([1, 2])).weights.posterior for x in (work, alone))
+    found, wanted, weights = (x.posterior for x in found_and_alone(client, local_epochs=1, batch_size=1))
     share = lambda steps: 1 - np.prod([1 - max(1 / (21 + j), 0.1 * 0.5**3) for j in range(-(-steps // 8))])
     ratio = share(sum(OF_CLIENTS) // 3) / share(OF_CLIENTS[client])
-    for a, b, start in zip(found.variance, wanted.variance, weights.posterior.variance):
+    for a, b, start in zip(found.variance, wanted.variance, weights.variance):
         a, b, start = (1 / np.float64(x) for x in (a, b, start))
         np.testing.assert_allclose(a, start + ratio * (b - start), rtol=1e-5)
     assert (ratio == 1) == (client != 1)
@@ -217,15 +214,13 @@ def test_labels_without_information_leave_the_temperature_high():
 
 def test_options_that_are_its_own_are_refused():
     for name in ("optimizer", "inference", "first_stddev", "kl", "proximal", "rule"):
-        with pytest.raises(InvalidArgument, match=f"no option of default '{name}'"):
-            algorithms.default(mlp("flipout"), **{name: "sgd"})
+        refuses(f"no option of default '{name}'", algorithms.default, mlp("flipout"), **{name: "sgd"})
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "server_learning_rate"])
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
 def test_rates_that_are_none_are_refused(name, value):
-    with pytest.raises(InvalidArgument, match=f"^{name} is .*, but must be a finite number above 0"):
-        algorithms.default(mlp("flipout"), **{name: value})
+    refuses(f"^{name} is .*, but must be a finite number above 0", algorithms.default, mlp("flipout"), **{name: value})
 
 
 @functools.cache

@@ -11,12 +11,12 @@ import tensorflow as tf
 from tests.processes import weights_after
 from tfp_bfl import algorithms, clients, federated, models, rules
 from tfp_bfl.data import Clients
-from tfp_bfl.posterior import MeanField
 from tfp_bfl.training.inference import settings_for
 from tfp_bfl.weights import ClientResult, TrainingMetrics
 
 from .method import CLIENTS
 from .methods import BATCHES
+from .test_pairs import middle
 
 KINDS = ("flipout", "deterministic")
 MODELS = {kind: functools.partial(models.mlp, kind, hidden=(), initial_stddev=0.05) for kind in KINDS}
@@ -38,10 +38,6 @@ def without_training(monkeypatch):
 def warnings_of(data=CLIENTS, rounds=2, kind="flipout", **options):
     result = federated.simulate(algorithms.variational(MODELS[kind], **options), data, rounds, engine="local")
     return [text for text in result.warnings if "not converge" in text]
-
-
-def middle(stacked, importance, anchor):
-    return rules.Pooled(MeanField(*(tf.nest.map_structure(lambda x: tf.reduce_mean(x, 0), part) for part in stacked)))
 
 
 POOLED = {"rule": "log_linear_pool", "inference": "curvature"}

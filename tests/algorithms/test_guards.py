@@ -98,18 +98,6 @@ def test_faulty_clients_are_left_out_and_of_nobody_else_nothing_changes(given):
     assert_same(output.state.weights, state.weights, rtol=0, atol=0)
 
 
-@pytest.mark.deep(after="tests/rules/test_equations.py")
-def test_conflation_with_equal_weights_is_conflation_bit_for_bit():
-    states = []
-    for rule in ("conflation", "weighted_conflation"):
-        process = build(rule, "equal")
-        state = process.initialize()
-        for _ in range(3):
-            state = process.next(state, CLIENTS.shards(range(3), 2)).state
-        states.append(state.weights)
-    assert_same(*states, rtol=0, atol=0)
-
-
 def test_clients_that_count_the_same_have_the_target_of_equal_weights():
     """n = N_k / b_k: for the KL too, b_k is 1 / K where the aggregator lets all clients count the same."""
     make, options = mlp("flipout"), {**ADAM, "kl": "total", "robust": "median", "seed": SEED}
@@ -120,10 +108,3 @@ def test_clients_that_count_the_same_have_the_target_of_equal_weights():
     assert_same(run(average("train_size", **options)), wanted, rtol=1e-6)
     for name in ("train_size", "equal"):
         assert_same(run(algorithms.fed_opt(make, weighting=name, **options)), wanted, rtol=1e-6)
-
-
-@pytest.mark.deep(after="tests/algorithms/test_pairs.py")
-def test_a_stacked_weighting_of_clipped_clients():
-    process = build("naive_weighted_average", "max_discrepancy", "clip:1.0")
-    metrics = process.next(process.initialize(), CLIENTS.shards(range(3), 2)).metrics
-    assert {"largest_share", "clipped_clients"} <= set(metrics) and metrics["num_faulty"] == 0

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import assert_same, refuses
 from tests.rules.forms import CONTRACT
 from tfp_bfl import algorithms, clients, errors, federated, models, posterior, rules, servers, weighting
 from tfp_bfl.algorithms.averaging.step import distil
@@ -268,8 +269,7 @@ def test_a_model_in_the_place_of_its_function(name, parts):
     original.set_weights([0 * w for w in wanted])
     clone = given["model_fn"]()
     assert clone is not original
-    for a, b in zip(clone.get_weights(), wanted, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(clone.get_weights(), wanted)
     if name != "fl_swag":
         given["client_work"]()
 
@@ -278,8 +278,7 @@ def test_a_flipout_model_is_cloned_with_all_that_its_layers_have():
     original = models.mlp("flipout", hidden=(3,), prior_stddev=2.0, initial_stddev=0.3, min_stddev=0.2, seed=4)
     clone = models.as_model_fn(original)()
     for f in (get_weights, prior):
-        for a, b in zip(*(tf.nest.flatten(f(x)) for x in (clone, original)), strict=True):
-            np.testing.assert_array_equal(a, b)
+        assert_same(*(f(x) for x in (clone, original)))
     assert min_stddev(clone) == min_stddev(original)
 
 
@@ -297,8 +296,7 @@ class Own(tf.keras.Model):
     ],
 )
 def test_no_model(wrong, message):
-    with pytest.raises(errors.InvalidArgument, match=message):
-        algorithms.fed_opt(wrong)
+    refuses(message, algorithms.fed_opt, wrong)
 
 
 @pytest.mark.parametrize(
@@ -321,8 +319,7 @@ def test_no_model(wrong, message):
 )
 def test_parts_that_are_none(change, message, parts):
     given = {"rule": "conflation", "server_step": servers.replace(), "client_work": touched(MODELS["flipout"])}
-    with pytest.raises(errors.InvalidArgument, match=message):
-        algorithms.compose(MODELS["flipout"], **{**given, **change})
+    refuses(message, algorithms.compose, MODELS["flipout"], **{**given, **change})
 
 
 @pytest.mark.parametrize(
@@ -336,8 +333,7 @@ def test_parts_that_are_none(change, message, parts):
     ],
 )  # fmt: skip
 def test_steps_of_steps(make, message):
-    with pytest.raises(errors.InvalidArgument, match=message):
-        make()
+    refuses(message, make)
 
 
 def test_steps_say_their_rates():

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tests.kit import assert_same
+from tests.kit import assert_same, differ
 from tfp_bfl import clients, models
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
@@ -54,10 +54,6 @@ def run(model_fn, data, *, weights=None, round_number=0, seed=(1, 2), **options)
 @functools.cache
 def work_of(model_fn, options):
     return clients.variational(model_fn, **dict(options))()
-
-
-def differ(a, b, atol=1e-5):
-    return any(np.abs(x - y).max() > atol for x, y in zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True))
 
 
 def logits_of_dense(weights, features):

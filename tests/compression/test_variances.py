@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import assert_same, refuses
 from tfp_bfl.compression import variances
-from tfp_bfl.errors import InvalidArgument
 
 DRAWS = 4000
 KNOWN = (np.float32([[0.5, 2.0, 1e-4]]), np.float32([3.0, 1e-6, 1.0, 1.0]))
@@ -62,8 +62,7 @@ def test_its_noise_is_the_closed_form(drawn):
 def test_what_has_not_changed_is_sent_as_it_is():
     code = code_of("precision", own=KNOWN)
     assert not np.any(code.steps) and not np.any(code.levels)
-    for restored, known in zip(variances.restore_variances(code, KNOWN, "precision"), KNOWN):
-        np.testing.assert_array_equal(restored, known)
+    assert_same(variances.restore_variances(code, KNOWN, "precision"), KNOWN)
 
 
 def test_bytes_are_what_was_sent():
@@ -74,8 +73,7 @@ def test_bytes_are_what_was_sent():
     assert left == rest and found.steps.dtype == np.float32 and found.levels.dtype == np.int8
     np.testing.assert_array_equal(found.steps, code.steps)
     np.testing.assert_array_equal(found.levels, code.levels)
-    with pytest.raises(InvalidArgument, match="has 14 bytes, but its variances take 15: it ends too early"):
-        variances.decode(sent[:-1], KNOWN)
+    refuses("has 14 bytes, but its variances take 15: it ends too early", variances.decode, sent[:-1], KNOWN)
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, 0.0])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.kit import refuses
+from tests.kit import assert_same, refuses
 from tfp_bfl.evaluation.decomposition import decompose, decompose_entropy, scalars, summarise
 
 
@@ -147,6 +147,5 @@ def test_summaries_are_the_traces_of_the_decomposition():
     wanted, summary = decompose(probabilities), summarise(probabilities)
     np.testing.assert_array_equal(summary.mean, wanted.mean)
     np.testing.assert_array_equal(summary.entropy, wanted.entropy)
-    for found, trace in zip(summary[2:], scalars(wanted)):
-        np.testing.assert_allclose(found, trace, rtol=1e-5, atol=1e-7)
+    assert_same(summary[2:], scalars(wanted), rtol=1e-5, atol=1e-7)
     assert summary.entropy[0] == 0 and summary.epistemic[0] == 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.kit import refuses
+from tests.kit import assert_same, refuses
 from tfp_bfl import evaluation, models
 from tfp_bfl.weights import assign_weights, get_weights, layout
 
@@ -103,8 +103,7 @@ def test_metrics_are_those_of_the_plain_functions(kind, batch_size):
         assert type(result.metrics[name]) is float
         np.testing.assert_allclose(result.metrics[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
     values = (mean, uncertainty.entropy, aleatoric, epistemic, information)
-    for actual, value in zip(result[1:], values, strict=True):
-        np.testing.assert_allclose(actual, value, rtol=1e-4, atol=1e-6)
+    assert_same(result[1:], values, rtol=1e-4, atol=1e-6)
     assert (result.metrics["epistemic"] > 1e-3) is (kind != "deterministic")
     assert (result.metrics["mutual_information"] > 1e-3) is (kind != "deterministic")
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tests.kit import refuses
+from tests.kit import assert_same, refuses
 from tests.lite import lite_interpreter
 from tfp_bfl.data import Clients, Source
 from tfp_bfl.evaluation import unusual
@@ -44,8 +44,7 @@ def score(fitted, network, features):
 def test_sums_of_clients_are_those_of_all_examples():
     held_out = rows(200, 2)[0]
     one, many = (fit(model(), clients, held_out) for clients in (clients_of(), clients_of(7, 90)))
-    for a, b in zip(one[:1] + one[2:], many[:1] + many[2:]):
-        np.testing.assert_allclose(a, b, rtol=1e-4)
+    assert_same(one[:1] + one[2:], many[:1] + many[2:], rtol=1e-4)
     np.testing.assert_allclose(one.root @ one.root.T, many.root @ many.root.T, rtol=1e-3, atol=1e-3)
 
 

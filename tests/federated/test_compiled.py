@@ -10,9 +10,8 @@ import tfp_bfl as bfl
 from tests.algorithms.method import CLIENTS, begin, mlp
 from tests.algorithms.methods import METHODS, assert_same
 from tests.algorithms.test_contract import ALIKE, TRIED
-from tests.kit import summary_of
+from tests.kit import refuses, summary_of
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated.compiled import MOST_SIZES
 from tfp_bfl.tensors import traced_for_xla
 from tfp_bfl.training.batches import over_batches, over_present
@@ -77,8 +76,7 @@ def test_a_round_of_every_method(name):
 @pytest.mark.parametrize("name", [*(pytest.param(name, marks=deep) for name in REFUSED)])
 def test_what_xla_can_not_compile_is_refused(name):
     process = METHODS[name]().build()
-    with pytest.raises(InvalidArgument, match=REFUSED[name]):
-        process.compiled.next(begin(process), CLIENTS.examples_by_part(range(3), 1))
+    refuses(REFUSED[name], lambda: process.compiled.next(begin(process), CLIENTS.examples_by_part(range(3), 1)))
 
 
 def test_rounds_computed_ahead_are_those_computed_one_by_one(monkeypatch):
@@ -294,8 +292,7 @@ def test_the_posterior_of_clients_of_many_sizes_is_that_of_the_engine_local():
 
 def test_clients_of_many_sizes_are_refused_where_work_does_not_let_them_be_filled_up():
     message = r"at most 8 sizes for this algorithm and model, and these have 9, from 1 to 9 examples: use "
-    with pytest.raises(InvalidArgument, match=message):
-        run(bfl.algorithms.partitioned_vi(mlp("flipout")), 1, clients=MANY)
+    refuses(message, run, bfl.algorithms.partitioned_vi(mlp("flipout")), 1, clients=MANY)
 
 
 def test_batch_norm_takes_no_rows_that_fill_clients_up():
@@ -305,8 +302,7 @@ def test_batch_norm_takes_no_rows_that_fill_clients_up():
         )
 
     process = bfl.algorithms.fed_opt(model_fn, batch_size=32)
-    with pytest.raises(InvalidArgument, match="at most 8 sizes for this algorithm and model, and these have 9"):
-        run(process, 1, clients=MANY)
+    refuses("at most 8 sizes for this algorithm and model, and these have 9", run, process, 1, clients=MANY)
     found, wanted = (run(process, 2, engine) for engine in ("compiled", "local"))
     assert_same(found.state.weights, wanted.state.weights, rtol=1e-4, atol=1e-5)
 
@@ -318,8 +314,7 @@ def test_an_operation_without_a_kernel_of_xla_is_one_sentence():
         return result._replace(num_examples=result.num_examples + 0 * order[0])
 
     message = r"XLA can't compile a round of this process \(No registered 'StatelessShuffle'\): use the engine local\."
-    with pytest.raises(InvalidArgument, match=message):
-        run(toys.process(work), 1, clients=toys.CLIENTS)
+    refuses(message, run, toys.process(work), 1, clients=toys.CLIENTS)
 
 
 @deep

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import refuses
 from tfp_bfl.algorithms.chains.driver import simulate_chains
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import Thinning, simulate
 from tfp_bfl.federated.draws import Draws
 from tfp_bfl.posterior import MeanField
@@ -75,13 +75,10 @@ def test_a_round_with_a_failed_evaluation_is_no_second_draw(tmp_path):
 
 def test_a_run_no_longer_than_its_burn_in_is_refused():
     message = "burn_in_rounds is 4, but the run has 4 rounds"
-    with pytest.raises(InvalidArgument, match=message):
-        simulate(toys.process(), CLIENTS, 4, draws=Thinning(4), engine="local")
+    refuses(message, simulate, toys.process(), CLIENTS, 4, draws=Thinning(4), engine="local")
     chains = simulate_chains(toys.process(), CLIENTS, 4, thinning=Thinning(4))  # Such as for what comes before.
-    with pytest.raises(InvalidArgument, match="No round of the chain was kept"):
-        chains.predictive()
-    with pytest.raises(InvalidArgument, match="every is 0"):
-        simulate_chains(toys.process(), CLIENTS, 4, thinning=Thinning(0, 0))
+    refuses("No round of the chain was kept", chains.predictive)
+    refuses("every is 0", simulate_chains, toys.process(), CLIENTS, 4, thinning=Thinning(0, 0))
 
 
 def test_the_last_draws_of_each_chain_predict():
@@ -101,11 +98,9 @@ def test_a_damaged_draw_is_refused(tmp_path):
     process = toys.process(thinning=Thinning())
     run(process, 2, tmp_path)
     (tmp_path / "draws" / "draw_1.npz").write_bytes(b"no arrays")
-    with pytest.raises(InvalidArgument, match=r"draw_1\.npz is missing or damaged"):
-        run(process, 3, tmp_path)
+    refuses(r"draw_1\.npz is missing or damaged", run, process, 3, tmp_path)
 
 
 @pytest.mark.parametrize(("field", "value"), [("burn_in", -1), ("every", 0), ("most", 0)])
 def test_bad_thinning(field, value):
-    with pytest.raises(InvalidArgument, match=f"is {value}, but must be an integer of at least"):
-        Draws(Thinning()._replace(**{field: value}))
+    refuses(f"is {value}, but must be an integer of at least", Draws, Thinning()._replace(**{field: value}))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import refuses
 from tests.lite import lite_interpreter
 from tfp_bfl import algorithms, evaluation, export, federated, models, privacy, rules, servers, weighting
 from tfp_bfl.contracts import ClientWork
@@ -232,8 +233,7 @@ def test_posteriors_of_members_stay(name):
 
 
 def test_what_is_refused():
-    with pytest.raises(InvalidArgument, match="members is 1, but must be an integer of at least 2"):
-        algorithms.ensemble(make_process, members=1)
+    refuses("members is 1, but must be an integer of at least 2", algorithms.ensemble, make_process, members=1)
     with pytest.raises(InvalidArgument, match="Members 0 and 1 of the ensemble have the same initial weights"):
         algorithms.ensemble(lambda seed: toys.process(), members=2)
     with pytest.raises(InvalidArgument, match="trains a model for each client"):
@@ -241,11 +241,7 @@ def test_what_is_refused():
     hidden = privacy.Privacy(1.0, 1.0, 2, 1e-5)
     shared = {**OPTIONS, "privacy": hidden, "weighting": "equal"}
     private = lambda seed: algorithms.fed_opt(functools.partial(linear, seed), **shared)
-    with pytest.raises(InvalidArgument, match="epsilon of differential privacy is that of one run"):
-        algorithms.ensemble(private, members=2)
-    with pytest.raises(InvalidArgument, match="start is the same for all members"):
-        run(start=whole().state.weights)
-    with pytest.raises(InvalidArgument, match="num_samples is 2, but the ensemble has 3 members"):
-        evaluation.predict(whole().model, toys.FEATURES, 2)
-    with pytest.raises(InvalidArgument, match="There are 1 members"):
-        ensemble_model(linear(0), [whole().state.weights])
+    refuses("epsilon of differential privacy is that of one run", algorithms.ensemble, private, members=2)
+    refuses("start is the same for all members", run, start=whole().state.weights)
+    refuses("num_samples is 2, but the ensemble has 3 members", evaluation.predict, whole().model, toys.FEATURES, 2)
+    refuses("There are 1 members", ensemble_model, linear(0), [whole().state.weights])

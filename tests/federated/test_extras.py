@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import assert_same, flat, refuses
 from tfp_bfl import algorithms, data, federated, models, servers
 from tfp_bfl.algorithms.personal.step import personal as personal_step
 from tfp_bfl.algorithms.personal.variances import PERSONAL_VARIANCES
 from tfp_bfl.algorithms.personal.work import meta_learning, personal
 from tfp_bfl.contracts import EXTENDED, ClientWork, ServerStep
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import simulation
 from tfp_bfl.privacy import Privacy
 
@@ -91,7 +91,7 @@ def test_noise_hides_what_is_sent_beside_the_weights(monkeypatch):
     monkeypatch.setattr(simulation, "secret_seed", lambda: np.array([1, 2], np.int32))
     private = Privacy(clip_norm=1.0, noise_multiplier=0.0, cohort_size=4)
     result = run(work(), privacy=private, weighting="equal")
-    moved = np.concatenate([np.ravel(x) for x in tf.nest.flatten((result.state.step, result.state.weights.point))])
+    moved = flat((result.state.step, result.state.weights.point))
     assert np.linalg.norm(moved) <= 1.0 + 1e-5
     loud = private._replace(noise_multiplier=5.0)
     first, second = (run(work(), privacy=loud._replace(noise_multiplier=x), weighting="equal") for x in (5.0, 0.0))
@@ -122,8 +122,7 @@ def test_a_client_whose_statistics_no_honest_client_sends_is_left_out(values, re
     ],
 )
 def test_parts_that_do_not_fit_are_one_sentence(build, message):
-    with pytest.raises(InvalidArgument, match=message):
-        build()
+    refuses(message, build)
 
 
 # The algorithms that send such statistics.
@@ -172,5 +171,4 @@ def test_a_client_that_moves_too_far_does_not_spoil_meta_vd(factor):
     state = process.with_clients(process.local.initialize()._replace(seed=np.int32(3)), range(5), digits().sizes)
     for _ in range(2):
         state = process.local.next(state, [digits().dataset(k) for k in range(1, 5)]).state
-    for found, wanted in zip(tf.nest.flatten(result.state.weights), tf.nest.flatten(state.weights)):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
+    assert_same(result.state.weights, state.weights, rtol=1e-5, atol=1e-7)

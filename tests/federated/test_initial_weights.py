@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
+from tests.kit import assert_same, flat
 
 
 def unseeded():
@@ -26,7 +27,7 @@ def weights(seed=None, rounds=0, run_seed=None):
     state = process.local.initialize()
     if rounds:
         state = bfl.simulate(process, clients(), rounds, seed=run_seed, engine="local").state
-    return np.concatenate([np.ravel(x) for x in tf.nest.flatten(state.weights)])
+    return flat(state.weights)
 
 
 def test_first_weights_follow_from_the_process_seed():
@@ -50,8 +51,7 @@ def test_the_seed_of_a_run_leaves_the_first_weights_alone():
     first = process.local.initialize().weights
     found = []
     bfl.simulate(process, clients(), 1, seed=3, engine=lambda *given: spied(found, *given))
-    for one, two in zip(tf.nest.flatten(first), tf.nest.flatten(found[0].weights)):
-        np.testing.assert_array_equal(one, two)
+    assert_same(first, found[0].weights)
 
 
 def spied(found, process, runtime):
@@ -64,10 +64,7 @@ def spied(found, process, runtime):
 def test_seeded_builders_keep_their_weights():
     model_fn = lambda: bfl.models.mlp("flipout", (3,), 2, hidden=(4,), seed=6)
     process = bfl.algorithms.variational(model_fn, "naive_weighted_average", seed=2)
-    for one, two in zip(
-        tf.nest.flatten(process.local.initialize().weights), tf.nest.flatten(bfl.weights.get_weights(model_fn()))
-    ):
-        np.testing.assert_array_equal(one, two)
+    assert_same(process.local.initialize().weights, bfl.weights.get_weights(model_fn()))
 
 
 @pytest.mark.deep(after="tests/federated/test_initial_weights.py")

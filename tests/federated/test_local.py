@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import assert_same, refuses
 from tfp_bfl import algorithms, federated, models, rules, servers
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.data import Clients, cohort
-from tfp_bfl.errors import ComputationError, Diverged, InvalidArgument
+from tfp_bfl.errors import ComputationError, Diverged
 from tfp_bfl.federated import simulate
 from tfp_bfl.federated.faults import Limits
 from tfp_bfl.federated.round import fold
@@ -62,8 +63,7 @@ def test_rows_in_memory_give_what_their_dataset_gives():
         found, wanted = (
             process.local.next(state, give(range(4), most)) for give in (UNEQUAL.rows_by_part, UNEQUAL.shards)
         )
-        for a, b in zip(tf.nest.flatten((found.state, found.metrics)), tf.nest.flatten((wanted.state, wanted.metrics))):
-            np.testing.assert_array_equal(a, b)
+        assert_same((found.state, found.metrics), (wanted.state, wanted.metrics))
 
 
 def test_simulate_takes_the_seed_of_the_process_or_its_own():
@@ -177,8 +177,7 @@ def test_the_floor_is_on_what_the_step_returns():
     ],
 )
 def test_refused(call, message):
-    with pytest.raises(InvalidArgument, match=message):
-        call()
+    refuses(message, call)
 
 
 @pytest.mark.deep(after="tests/app/test_run.py")
@@ -217,8 +216,7 @@ def test_cores_are_shared_among_the_clients_at_once(monkeypatch, cores, clients,
     monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", set_to.append)
     federated.share_cores(clients)
     assert set_to == [threads]
-    with pytest.raises(InvalidArgument, match="num_clients"):
-        federated.share_cores(0)
+    refuses("num_clients", federated.share_cores, 0)
     assert set_to == [threads]
 
 

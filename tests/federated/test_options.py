@@ -6,9 +6,9 @@ import re
 import pytest
 
 from tests.federated import toys
+from tests.kit import refuses
 from tfp_bfl import federated
 from tfp_bfl.algorithms.chains.driver import simulate_chains
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import Backend, Checkpointing, Cohorts, Monitor, Prediction, Thinning, options
 from tfp_bfl.federated.options import SimulationSettings, settings_of
 from tfp_bfl.sites import simulate_parties
@@ -107,5 +107,4 @@ REFUSED = [
 
 @pytest.mark.parametrize(("function", "options", "message"), REFUSED)
 def test_what_a_driver_refuses(function, options, message):
-    with pytest.raises(InvalidArgument, match=f"^{re.escape(message.format(function.__name__))}"):
-        given(function, **options)
+    refuses(f"^{re.escape(message.format(function.__name__))}", given, function, **options)

@@ -3,8 +3,9 @@
 import pytest
 import tensorflow as tf
 
+from tests.kit import fails, refuses
 from tfp_bfl import algorithms, federated, interop, posterior, rules, servers
-from tfp_bfl.errors import Diverged, Error, InvalidArgument
+from tfp_bfl.errors import Diverged
 
 from . import toys
 from .test_poison import hostile, model_fn
@@ -41,11 +42,9 @@ def test_variances_that_are_none_are_refused_by_the_name_of_the_rule(factor, eng
 def test_a_server_of_other_frameworks_refuses_them_too():
     server = interop.Server({"w": [0.0]}, 1.0, rule=scaled(-1.0))
     answers = [interop.Answer("a", 3, {"mean/w": tf.ones(1).numpy(), "variance/w": tf.ones(1).numpy()})]
-    with pytest.raises(Error, match=r"The rule 'mine' gives variances in round 1 .*; the state is unchanged"):
-        server.next(answers)
+    fails(r"The rule 'mine' gives variances in round 1 .*; the state is unchanged", server.next, answers)
 
 
 def test_and_so_does_the_rule_as_an_operation():
     two = posterior.MeanField(tf.constant([[0.0], [1.0]]), tf.ones([2, 1]))
-    with pytest.raises(InvalidArgument, match="The rule 'mine' gives variances below 0"):
-        rules.aggregate(scaled(-1.0), two)
+    refuses("The rule 'mine' gives variances below 0", rules.aggregate, scaled(-1.0), two)

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
+from tests.kit import refuses
 from tfp_bfl.errors import InvalidArgument
 
 RNG = np.random.default_rng(2)
@@ -39,10 +40,8 @@ def test_bytes_are_scaled(model):
 def test_one_image_without_a_batch_is_refused(model):
     message = r"takes a batch of images \[None, 8, 8, 1\], and here is \[.*\]: give one image as image\[None\]"
     model.predict(PIXELS, verbose=0)  # After other batches, whose graph is of any number of axes.
-    with pytest.raises(InvalidArgument, match=message):
-        model.predict(PIXELS[0], verbose=0)
-    with pytest.raises(InvalidArgument, match=message):
-        model.predict(tf.constant(PIXELS[0]), verbose=0)
+    refuses(message, model.predict, PIXELS[0], verbose=0)
+    refuses(message, model.predict, tf.constant(PIXELS[0]), verbose=0)
     with pytest.raises(InvalidArgument, match=message), bfl.layers.sampling("mean"):
         model(PIXELS[0])
 
@@ -52,8 +51,7 @@ def test_other_whole_numbers_are_refused(model, dtype):
     message = r"images have the type u?int.., but must be bytes"
     with pytest.raises(InvalidArgument, match=message), bfl.layers.sampling("mean"):
         model(PIXELS.astype(dtype))
-    with pytest.raises(InvalidArgument, match=message):
-        model.predict(PIXELS.astype(dtype), verbose=0)
+    refuses(message, model.predict, PIXELS.astype(dtype), verbose=0)
 
 
 def test_floats_of_another_scale_than_that_of_the_training_are_refused(model):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.kit import json_of
+from tests.kit import json_of, refuses
 from tfp_bfl import algorithms, data, errors, federated, models, servers, weighting
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.data import Clients
@@ -160,8 +160,7 @@ def test_capped_weights_by_hand():
     ],
 )
 def test_bounds_out_of_range(name, value):
-    with pytest.raises(errors.InvalidArgument, match=f"{name} is .*, but must be"):
-        toys.process(limits=federated.faults.Limits(**{name: value}))
+    refuses(f"{name} is .*, but must be", toys.process, limits=federated.faults.Limits(**{name: value}))
 
 
 def units(factor):

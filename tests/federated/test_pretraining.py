@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.kit import assert_same
+from tests.kit import assert_same, refuses
 from tfp_bfl import federated
 from tfp_bfl.data import Clients
 from tfp_bfl.errors import InvalidArgument
@@ -50,8 +50,7 @@ def test_best_epoch_is_kept_and_training_ends_patience_epochs_after_it(pretrain,
 
 
 def test_several_clients_or_no_patience_are_refused(pretrain, runtime):
-    with pytest.raises(InvalidArgument, match="patience"):
-        pretrain(lambda model: {"accuracy": 0.0}, patience=0)
+    refuses("patience", pretrain, lambda model: {"accuracy": 0.0}, patience=0)
     with pytest.raises(InvalidArgument, match="as one client, but there are 5"):
         federated.pretrain(build(), CLIENTS, lambda model: {"accuracy": 0.0}, runtime=runtime)
 

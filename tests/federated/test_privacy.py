@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
+from tests.kit import assert_same, flat, refuses
 from tfp_bfl.app.one_run import records
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.data.cohorts import each_drawn
@@ -22,6 +23,7 @@ TRAIN = bfl.data.load("breast_cancer")
 CLIENTS = TRAIN.partition(bfl.data.iid(30), seed=0)
 SECRET = 7
 HIDDEN = Privacy(clip_norm=5.0, noise_multiplier=0.3, cohort_size=6)
+HIDES = {"clients": {}, "examples": {"privacy": None, "example_privacy": bfl.training.ExamplePrivacy(1.0, 1.0)}}
 
 
 @functools.cache
@@ -65,7 +67,7 @@ def test_a_round_for_which_nobody_was_drawn_adds_noise_alone():
     empty = next(n for n in range(2, 20) if not len(each_drawn(30, 1, n, seed=SECRET)))
     for process, moves in ((quiet, False), (loud, True)):
         states = [simulate(process, rounds=rounds, seed=0).state.weights for rounds in (empty - 1, empty)]
-        before, after = (np.concatenate([np.ravel(x) for x in tf.nest.flatten(s)]) for s in states)
+        before, after = map(flat, states)
         assert (np.abs(after - before).max() > 1e-6) == moves
 
 
@@ -73,11 +75,10 @@ def numbers_of(state):
     return [np.asarray(x) for x in tf.nest.flatten(state)]
 
 
-@pytest.mark.parametrize("hides", ["clients", "examples"])
+@pytest.mark.parametrize("hides", HIDES)
 def test_noise_is_secret_and_a_run_goes_on_with_its_own(hides, tmp_path):
     """Whoever has the seed of a run has its noise no more, nor who was drawn; a checkpoint has both."""
-    of_examples = {"privacy": None, "example_privacy": bfl.training.ExamplePrivacy(1.0, 1.0)}
-    process = process_of() if hides == "clients" else process_of(**of_examples)
+    process = process_of(**HIDES[hides])
     run = lambda rounds, folder: bfl.simulate(
         process, CLIENTS, rounds, engine="local", seed=0, checkpoint_dir=tmp_path / folder
     )
@@ -86,26 +87,22 @@ def test_noise_is_secret_and_a_run_goes_on_with_its_own(hides, tmp_path):
     assert not np.array_equal(first.state.weights.posterior.mean[0], other.state.weights.posterior.mean[0])
     shutil.copytree(tmp_path / "first", tmp_path / "again")
     whole, again = run(2, "first"), run(2, "again")
-    for a, b in zip(numbers_of(whole.state), numbers_of(again.state)):
-        np.testing.assert_array_equal(a, b)
+    assert_same(numbers_of(whole.state), numbers_of(again.state))
     np.testing.assert_array_equal(whole.state.noise, first.state.noise)
     if hides == "clients":
-        with pytest.raises(InvalidArgument, match="clip_norm"):
-            simulate(process_of(HIDDEN._replace(clip_norm=6.0)), checkpoint_dir=tmp_path / "first")
+        refuses("clip_norm", simulate, process_of(HIDDEN._replace(clip_norm=6.0)), checkpoint_dir=tmp_path / "first")
 
 
-@pytest.mark.parametrize("hides", ["clients", "examples"])
+@pytest.mark.parametrize("hides", HIDES)
 @pytest.mark.parametrize("engine", ["local", "tff"])
 def test_rounds_without_simulate_require_a_secret_seed(hides, engine):
-    of_examples = {"privacy": None, "example_privacy": bfl.training.ExamplePrivacy(1.0, 1.0)}
-    process = process_of() if hides == "clients" else process_of(**of_examples)
+    process = process_of(**HIDES[hides])
     if engine == "tff":  # Which sees no numbers before the graph runs.
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"pass state\._replace\(noise=federated\.secret_seed"):
             process.round.broadcast(process.local.initialize())
         return
     first, data = process.local.initialize(), [CLIENTS.dataset(0)]
-    with pytest.raises(InvalidArgument, match=r"pass state\._replace\(noise=federated\.secret_seed\(\)\)"):
-        process.local.next(first, data)
+    refuses(r"pass state\._replace\(noise=federated\.secret_seed\(\)\)", process.local.next, first, data)
     one, same, other = (process.local.next(first._replace(noise=np.int32(x)), data) for x in ([1, 2], [1, 2], [1, 3]))
     mean = lambda output: output.state.weights.posterior.mean[0]
     assert np.array_equal(mean(one), mean(same)) and not np.array_equal(mean(one), mean(other))
@@ -119,8 +116,7 @@ def test_without_privacy_there_is_no_secret_seed():
 def test_clipping_to_nothing_learns_nothing_and_noise_is_of_the_seed():
     start = simulate(process_of(HIDDEN._replace(clip_norm=1e-9, noise_multiplier=0.0)))
     first = process_of().local.initialize().weights
-    for a, b in zip(tf.nest.flatten(start.state.weights), tf.nest.flatten(first)):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    assert_same(start.state.weights, first, rtol=1e-5, atol=1e-7)
     assert any("was clipped to clip_norm 1e-09" in x for x in start.warnings)
     runs = [simulate(process_of(), seed=seed).state.weights.posterior.mean for seed in (1, 1, 2)]
     same, other = (np.array_equal(runs[0][0], x[0]) for x in runs[1:])
@@ -150,8 +146,7 @@ def test_it_learns_where_the_noise_is_small_beside_the_cohort():
     ],
 )
 def test_what_privacy_does_not_go_with(options, message):
-    with pytest.raises(InvalidArgument, match=message):
-        process_of(**options)
+    refuses(message, process_of, **options)
 
 
 SITES = bfl.data.Parties(
@@ -173,8 +168,7 @@ SITES = bfl.data.Parties(
     ],
 )
 def test_how_a_private_process_is_not_run(run, options, message):
-    with pytest.raises(InvalidArgument, match=message):
-        run(process_of(), **options)
+    refuses(message, run, process_of(), **options)
 
 
 def test_participation_in_every_round_is_reported():
@@ -234,8 +228,7 @@ def test_noise_is_lost_in_no_other_rule():
     """A rule around it, a process without its accounts, or a server without a secret would drop it without a word."""
     private = bfl.rules.private("naive_weighted_average", clip_norm=1.0, noise_multiplier=1.0, cohort_size=6)
     for around in (bfl.rules.median, bfl.rules.trimmed, lambda rule: bfl.rules.clipped(rule, 5.0)):
-        with pytest.raises(InvalidArgument, match="hides clients by noise, which another rule around it would not add"):
-            around(private)
+        refuses("hides clients by noise, which another rule around it would not add", around, private)
     work = bfl.clients.variational(functools.partial(bfl.models.mlp, "flipout", (30,), 2, hidden=(4,)))
     with pytest.raises(InvalidArgument, match="give the plain rule and privacy"):
         bfl.algorithms.compose(lambda: bfl.models.mlp("flipout", (30,), 2), work, private, bfl.servers.replace())

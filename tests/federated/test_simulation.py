@@ -11,10 +11,9 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from tests.federated.toys import spoilt
-from tests.kit import assert_same, without_times
+from tests.kit import assert_same, refuses, without_times
 from tfp_bfl import algorithms, federated, models, rules
 from tfp_bfl.data import Clients, Source, cohort, load
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.weights import get_weights
 
 SOURCE = load("breast_cancer")
@@ -115,7 +114,6 @@ def test_rows_are_plain_numbers(kind, runtime):
     ("options", "message"),
     [
         ({"rounds": 0}, "rounds is 0, but must be an integer of at least 1"),
-        ({"rounds": -2}, "rounds is -2, but must be an integer of at least 1"),
         ({"rounds": 1, "evaluate_every": 0}, "evaluate_every is 0, but must be an integer of at least 1"),
         ({"rounds": 1, "cohort_size": 6}, "cohort_size is 6, but must be at most the number of clients, 5"),
         ({"rounds": 1, "cohort_size": 0}, "cohort_size is 0"),
@@ -130,8 +128,7 @@ def test_rows_are_plain_numbers(kind, runtime):
     ],
 )
 def test_bad_arguments(simulate, tmp_path, options, message):
-    with pytest.raises(InvalidArgument, match=message):
-        simulate(**options, checkpoint_dir=tmp_path / "states")
+    refuses(message, simulate, **options, checkpoint_dir=tmp_path / "states")
     assert not (tmp_path / "states").exists()
 
 
@@ -146,8 +143,7 @@ def test_bad_arguments(simulate, tmp_path, options, message):
 def test_clients_that_do_not_fit_the_model(runtime, features, classes, message):
     labels = np.arange(len(features), dtype=np.int32) % len(classes)
     source = Source("made", "train", features.astype(np.float32), labels, classes)
-    with pytest.raises(InvalidArgument, match=message):
-        federated.simulate(build(), Clients(source, [np.arange(len(features))]), 1, runtime=runtime)
+    refuses(message, federated.simulate, build(), Clients(source, [np.arange(len(features))]), 1, runtime=runtime)
 
 
 @pytest.mark.parametrize("rule", ["conflation", "naive_weighted_average"])

@@ -5,7 +5,7 @@ import pytest
 from scipy import integrate, stats
 
 from tests.glm.test_hierarchical import federation
-from tests.kit import refuses
+from tests.kit import assert_same, refuses
 from tfp_bfl import glm
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import InProcess, Question, ask_sums
@@ -90,10 +90,9 @@ def test_a_fit_is_that_of_given_columns_with_the_prior_that_was_found():
     scaled = [(found.features(x) * factors, y) for x, y in pairs]
     wanted = glm.fit_hierarchical(scaled, prior_stddev=1.0, intercept_stddev=np.inf)
     for client in (3, None):
-        for ours, theirs in zip(
-            found.linear_predictor(x, client), wanted.linear_predictor(found.features(x) * factors, client)
-        ):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+        assert_same(
+            found.linear_predictor(x, client), wanted.linear_predictor(found.features(x) * factors, client), rtol=1e-6
+        )
     question = Question("effects", found.parameters, (0,), 3)
     table = read([(found.features(x), y) for x, y in pairs], FAMILIES["gaussian"])
     sums = ask_sums(InProcess(table, "gaussian"), question)[0]

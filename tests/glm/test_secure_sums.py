@@ -15,13 +15,18 @@ def survival(clients=4):
     return [(rng.normal(size=(30, 2)), np.stack([rng.exponential(size=30), np.ones(30)], 1)) for _ in range(clients)]
 
 
+def case(family, scale):
+    """Clients whose first column is in another unit, and options."""
+    clients = survival() if family == "cox" else federation(family, clients=8)
+    clients = [(features * [scale, 1.0], outcome) for features, outcome in clients]
+    return clients, {"stratified": True} if family == "cox" else {}
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e5, 1e-4])
 @pytest.mark.parametrize("family", ["gaussian", "bernoulli", "poisson", "cox"])
 def test_the_posterior_is_that_of_exact_sums(family, scale):
     """Mean within 1e-9 posterior standard deviations, standard deviations within 1e-9 of themselves."""
-    clients = survival() if family == "cox" else federation(family, clients=8)
-    clients = [(features * [scale, 1.0], outcome) for features, outcome in clients]
-    options = {"stratified": True} if family == "cox" else {}
+    clients, options = case(family, scale)
     exact, secure = (glm.fit(clients, family, secure_sums=x, **options) for x in (False, True))
     np.testing.assert_allclose((secure.mean - exact.mean) / exact.stddev, 0, atol=1e-9)
     np.testing.assert_allclose(secure.stddev, exact.stddev, rtol=1e-9)
@@ -58,9 +63,7 @@ def test_sums_are_within_the_resolution_and_masks_cancel():
     [(1e-10, "too small for"), (1e-9, "Column 'x1' .*too small"), (1.0, ""), (1e9, ""), (1e12, "very large values")],
 )
 def test_columns_are_within_the_range_of_fixed_point(family, scale, message):
-    clients = survival() if family == "cox" else federation(family, clients=8)
-    clients = [(features * [scale, 1.0], outcome) for features, outcome in clients]
-    options = {"stratified": True} if family == "cox" else {}
+    clients, options = case(family, scale)
     exact = glm.fit(clients, family, **options)
     if message:
         refuses(message, glm.fit, clients, family, secure_sums=True, **options)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument
+from tests.kit import refuses
 from tfp_bfl.evaluation import is_stochastic
 from tfp_bfl.layers import MCDropout, sampling
 
@@ -79,8 +79,7 @@ def test_configuration_round_trip(tmp_path):
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5, float("nan")])
 def test_bad_rate(rate):
-    with pytest.raises(InvalidArgument, match="rate must be at least 0 and below 1"):
-        MCDropout(rate)
+    refuses("rate must be at least 0 and below 1", MCDropout, rate)
 
 
 def test_shared_mode_has_one_mask_for_the_batch():

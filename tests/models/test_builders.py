@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import assert_same
 from tfp_bfl import models
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import (
@@ -30,10 +31,6 @@ every_model = pytest.mark.parametrize("name", models.MODELS)
 def weight_layers(model):
     kinds = (tf.keras.layers.Conv2D, tf.keras.layers.Dense, *sum(VARIATIONAL.values(), ()))
     return [layer for layer in model.layers if isinstance(layer, kinds)]
-
-
-def parents(layer):
-    return [node.layer for inbound in layer.inbound_nodes for node in inbound.parent_nodes]
 
 
 def test_table():
@@ -83,7 +80,7 @@ def test_dropout_follows_each_layer_but_the_output(name):
     assert [isinstance(layer, MCDropout) for layer in order] == [False, True] * (NUM_LAYERS[name] - 1) + [False]
     for dropout in order[1::2]:
         assert dropout.rate == 0.35
-        (before,) = parents(dropout)
+        (before,) = [node.layer for inbound in dropout.inbound_nodes for node in inbound.parent_nodes]
         inside = isinstance(before, tf.keras.layers.Conv2D) and name == "resnet20"  # Before an addition.
         relu = tf.keras.activations.relu
         assert inside or isinstance(before, tf.keras.layers.ReLU) or before.activation is relu
@@ -119,8 +116,7 @@ def test_odd_sizes():
 @every_kind
 def test_seed_decides_the_initial_weights(kind):
     weights = [models.lenet(kind, (8, 8, 1), seed=seed).get_weights() for seed in (0, 0, 1)]
-    for a, b in zip(weights[0], weights[1]):
-        np.testing.assert_array_equal(a, b)
+    assert_same(weights[0], weights[1])
     differ = [not np.array_equal(a, b) for a, b in zip(weights[0], weights[2])]
     assert sum(differ) == 5  # the five kernels
 
@@ -221,8 +217,7 @@ def test_authors_initial_means_of_the_variational_layer_are_uniform():
     (mean,) = (weight.mean.numpy() for weight in layout(theirs).variational)
     assert 0.99 / 16 < np.abs(mean).max() <= 1 / 16
     np.testing.assert_allclose(mean.std(), 1 / 16 / np.sqrt(3), rtol=0.02)
-    for a, b in zip(layout(ours).point, layout(theirs).point):
-        np.testing.assert_array_equal(a, b)
+    assert_same(layout(ours).point, layout(theirs).point)
 
 
 @every_model

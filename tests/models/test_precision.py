@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import refuses
 from tfp_bfl import models
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import sampling
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.weights import assign_weights, get_weights, predictive_model
@@ -75,5 +75,4 @@ def test_other_models_are_refused_in_one_sentence():
         def call(self, inputs):
             return inputs
 
-    with pytest.raises(InvalidArgument, match="must be functional or sequential"):
-        models.in_bfloat16(Own())
+    refuses("must be functional or sequential", models.in_bfloat16, Own())

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from tests.kit import refuses
 from tfp_bfl import posterior
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField, mixtures
 
 
@@ -101,8 +101,7 @@ STRUCTURES = [((1.0,),) * 2, ([1.0, 1.0],) * 2, ({"a": 1.0},) * 2, ((), ())]
     ],
 )
 def test_refused(call, message):
-    with pytest.raises(InvalidArgument, match=message):
-        call()
+    refuses(message, call)
 
 
 numbers = st.floats(-10, 10)

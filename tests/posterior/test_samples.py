@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
+from tests.kit import refuses
 from tfp_bfl import posterior
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import LowRank, MeanField, Samples
 from tfp_bfl.posterior.families import num_draws
 
@@ -94,21 +94,17 @@ def test_number_of_draws():
 def test_leaves_without_one_number_of_draws_are_refused(values):
     q = Samples(values)
     for use in (num_draws, posterior.marginals, lambda q: posterior.sample(q, [0, 0])):
-        with pytest.raises(InvalidArgument, match=r"leaves \[L, ...\] with one L of at least 1"):
-            use(q)
+        refuses(r"leaves \[L, ...\] with one L of at least 1", use, q)
 
 
 @pytest.mark.parametrize("number", [0, 1.5, True])
 def test_number_of_samples_is_checked(number):
-    with pytest.raises(InvalidArgument, match="num_samples"):
-        posterior.sample(Samples(VALUES), [0, 0], number)
+    refuses("num_samples", posterior.sample, Samples(VALUES), [0, 0], number)
 
 
 def test_what_needs_a_density_refuses_draws():
-    with pytest.raises(InvalidArgument, match="must be a LowRank or a MeanField, not Samples"):
-        posterior.log_prob(Samples(VALUES), VALUES)
-    with pytest.raises(InvalidArgument, match="must be a LowRank or a MeanField, not Samples"):
-        posterior.covariance(Samples(VALUES))
+    refuses("must be a LowRank or a MeanField, not Samples", posterior.log_prob, Samples(VALUES), VALUES)
+    refuses("must be a LowRank or a MeanField, not Samples", posterior.covariance, Samples(VALUES))
     assert isinstance(posterior.as_low_rank(posterior.marginals(Samples(TENSORS))), LowRank)
 
 
@@ -192,5 +188,4 @@ def test_highest_density_of_a_gaussian(size, wanted):
     ],
 )
 def test_refused(call, arguments, message):
-    with pytest.raises(InvalidArgument, match=message):
-        call(*arguments)
+    refuses(message, call, *arguments)

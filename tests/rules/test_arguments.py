@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import refuses
 from tfp_bfl import rules, weighting
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.named import WithArgument
@@ -65,8 +66,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("rule", "stacked", "weights", "anchor", "message"), REFUSED)
 def test_refused(rule, stacked, weights, anchor, message):
-    with pytest.raises(InvalidArgument, match=message):
-        rules.aggregate(rule, stacked, weights, anchor)
+    refuses(message, rules.aggregate, rule, stacked, weights, anchor)
 
 
 @every_rule
@@ -103,15 +103,13 @@ MIXED = {
 def test_posteriors_that_are_no_floats_of_one_type(name, case):
     mean, variance, message = MIXED[case]
     variance = tf.nest.map_structure(np.ones_like, mean) if variance is None else variance
-    with pytest.raises(InvalidArgument, match=message):
-        rules.aggregate(rules.parse_rule(name), MeanField(mean, variance))
+    refuses(message, rules.aggregate, rules.parse_rule(name), MeanField(mean, variance))
 
 
 def test_a_result_that_is_not_finite():
     """The variance of means 1e20 and -1e20 is 1e40, which float32 lacks."""
     mean, variance = np.float32([[1e20], [-1e20]]), np.ones((2, 1), np.float32)
-    with pytest.raises(InvalidArgument, match="'linear_pool' overflows float32"):
-        rules.aggregate("linear_pool", MeanField(mean, variance))
+    refuses("'linear_pool' overflows float32", rules.aggregate, "linear_pool", MeanField(mean, variance))
     pooled = rules.aggregate("linear_pool", MeanField(mean.astype(np.float64), variance.astype(np.float64)))
     np.testing.assert_allclose(pooled.variance, [1e40])
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import refuses
 from tfp_bfl import rules
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
@@ -14,12 +15,10 @@ from tfp_bfl.rules import Rule
 
 from .forms import CONTRACT
 from .reference import expected, random_case
+from .test_robust import INF, NAN, TELLING
 
 # The function hides the module of the same name.
 MODULE = importlib.import_module("tfp_bfl.rules.aggregate")
-NAN, INF = float("nan"), float("inf")
-# Those of other statistics; the rest differ from one of these by their equations alone.
-TELLING = ("linear_pool", "conflation", "distributed_weight_consolidation")
 deep = pytest.mark.deep(after="tests/rules/test_equations.py")
 every_rule = pytest.mark.parametrize(
     "name", [name if name in TELLING else pytest.param(name, marks=deep) for name in CONTRACT]
@@ -78,9 +77,7 @@ def test_same_as_uncompiled(monkeypatch, name, num_clients):
     plain, compiled = both_ways(monkeypatch, name, stacked, weights, anchor)
     assert_same(compiled.variance, plain.variance)
     assert_same(compiled.mean, plain.mean, atol=1e-6)
-    mean, variance = expected(name, stacked, weights, anchor)
-    np.testing.assert_allclose(compiled.variance, variance, rtol=1e-5)
-    np.testing.assert_allclose(compiled.mean, mean, rtol=1e-5, atol=1e-5)
+    assert_expected(compiled, name, (stacked, weights, anchor))
 
 
 @every_rule
@@ -194,8 +191,7 @@ def test_a_broken_anchor_is_refused(compiled, bad):
     anchor = tf.nest.map_structure(lambda x: x[2], broken(**bad))
     with pytest.raises(InvalidArgument, match="The anchor's means must be finite and its variances finite"):
         rules.aggregate(rules.distributed_weight_consolidation(), broken(), anchor=anchor)
-    with pytest.raises(InvalidArgument, match="pass it as anchor"):
-        rules.aggregate(rules.distributed_weight_consolidation(), broken())
+    refuses("pass it as anchor", rules.aggregate, rules.distributed_weight_consolidation(), broken())
 
 
 def test_a_rule_of_ones_own(compiled):

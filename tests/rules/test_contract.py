@@ -33,10 +33,7 @@ def summaries(name, stacked, weights, anchor):
 
 
 def fold(rule, parts):
-    total = parts[0]
-    for part in parts[1:]:
-        total = rule.merge(total, part)
-    return total
+    return functools.reduce(rule.merge, parts)
 
 
 def test_every_rule_is_in_the_tables():

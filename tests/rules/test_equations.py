@@ -9,6 +9,7 @@ from tfp_bfl import rules
 from tfp_bfl.posterior import MeanField
 
 from .reference import random_case
+from .test_contract import fold, summaries
 
 # Two clients, N(1, 1) and N(4, 2), with weights 1 and 3: b = (1/4, 3/4). The anchor is N(2, 4).
 STACKED = MeanField(np.array([[1.0], [4.0]]), np.array([[1.0], [2.0]]))
@@ -88,13 +89,8 @@ def test_weighted_sum_is_the_distribution_of_the_weighted_sum():
 
 
 def _consolidate(stacked, anchor):
-    rule = rules.distributed_weight_consolidation()
-    anchor = tf.nest.map_structure(tf.constant, anchor)
-    total = None
-    for k in range(len(stacked.mean)):
-        part = rule.summarise(MeanField(*(tf.constant(x[k]) for x in stacked)), anchor, tf.constant(1.0))
-        total = part if total is None else rule.merge(total, part)
-    return rule.pool(total, anchor)
+    rule, anchor, parts = summaries("distributed_weight_consolidation", stacked, np.float32([1, 1]), anchor)
+    return rule.pool(fold(rule, parts), anchor)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

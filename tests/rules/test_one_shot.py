@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import assert_same, refuses
 from tfp_bfl import algorithms, models, rules
 from tfp_bfl.algorithms.kernel import kernel_posterior
 from tfp_bfl.contracts import GatherRule
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.options.choices import ONE_SHOT
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.weights import ModelWeights
@@ -46,9 +46,7 @@ def nobody_moved(rule, weights):
 
 def assert_unmoved(pooled):
     tf.nest.assert_same_structure(pooled, anchor())
-    for part, wanted in zip(pooled, anchor()):
-        for a, b in zip(tf.nest.flatten(part), tf.nest.flatten(wanted), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert_same(pooled, anchor(), rtol=1e-6)
 
 
 def assert_narrower(pooled):
@@ -127,5 +125,4 @@ def test_linear_pool_keeps_its_digits_where_the_drift_dwarfs_the_stddev(stddev):
 def test_what_is_not_a_rule_is_refused(wrong):
     stacked = MeanField(tf.zeros([2, 3]), tf.ones([2, 3]))
     for use in (lambda: rules.aggregate(wrong, stacked), lambda: rules.whole_model(wrong)):
-        with pytest.raises(InvalidArgument, match="rule must be a Rule"):
-            use()
+        refuses("rule must be a Rule", use)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import refuses
 from tfp_bfl import named, rules, weighting
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField, stack
@@ -245,16 +246,19 @@ def test_one_client_is_the_result(name, text):
 ATTACKS = {"scaled": (100, 100), "flipped": (-5, 1), "sure": (-1, 1e-4), "huge": (1e30, 1e30)}
 
 
+def attacked(attack):
+    """Ten honest clients, the same with the first two hostile, and the server's weights."""
+    clients, anchor = whole_models(10)
+    return clients, [hostile(c, anchor, *ATTACKS[attack]) for c in clients[:2]] + clients[2:], anchor
+
+
 @pytest.mark.deep(after="tests/rules/test_robust.py")
 @every_rule
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("text", ["trimmed:0.2", "median"])
 def test_two_of_ten_clients_cannot_leave_the_range_of_the_others(name, attack, text):
     """The pooled means lie between the honest ones; variances too, but for what the rule itself does with K clients."""
-    clients, anchor = whole_models(10)
-    honest = clients[2:]
-    mean, variance = ATTACKS[attack]
-    spoiled = [hostile(c, anchor, mean, variance) for c in clients[:2]] + honest
+    (_, _, *honest), spoiled, anchor = attacked(attack)
     rule = rules.whole_model(rules.parse_rule(name))
     pooled, _ = pool(defended(text, rule), spoiled, anchor)
     bound = tf.nest.map_structure(lambda *x: (tf.reduce_min(tf.stack(x), 0), tf.reduce_max(tf.stack(x), 0)), *honest)
@@ -276,8 +280,7 @@ def test_two_of_ten_clients_cannot_leave_the_range_of_the_others(name, attack, t
 @pytest.mark.parametrize("attack", ["scaled", "flipped", "huge"])
 def test_two_of_ten_clients_undefended_leave_it(name, attack):
     """So that the test above tells something: the point weights, which all rules average."""
-    clients, anchor = whole_models(10)
-    spoiled = [hostile(c, anchor, *ATTACKS[attack]) for c in clients[:2]] + clients[2:]
+    clients, spoiled, anchor = attacked(attack)
     pooled, _ = pool(rules.whole_model(rules.parse_rule(name)), spoiled, anchor)
     points = tf.stack([c.point[0] for c in clients[2:]])
     inside = (pooled.point[0] >= tf.reduce_min(points, 0)) & (pooled.point[0] <= tf.reduce_max(points, 0))
@@ -288,8 +291,7 @@ def test_two_of_ten_clients_undefended_leave_it(name, attack):
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_clipping_bounds_how_far_an_average_goes(name, attack):
     """Point weights, which all rules average: the change of the mean is no longer than the bound."""
-    clients, anchor = whole_models(10)
-    spoiled = [hostile(c, anchor, *ATTACKS[attack]) for c in clients[:2]] + clients[2:]
+    _, spoiled, anchor = attacked(attack)
     pooled, metrics = pool(defended("clip:0.5", rules.whole_model(rules.parse_rule(name))), spoiled, anchor)
     change = np.concatenate([np.ravel(x - a) for x, a in zip(pooled.point, anchor.point)])
     assert np.linalg.norm(change) <= 0.5 and metrics["clipped_clients"] >= 2
@@ -327,8 +329,7 @@ def test_clipping_is_merged_like_any_rule():
     stacked, weights, anchor = random_case(3)
     rule, anchor, _ = summaries("weighted_conflation", stacked, weights, anchor)
     rule = rules.clipped(rule, 1.0)
-    clients = [MeanField(*(tf.constant(part[k]) for part in stacked)) for k in range(3)]
-    a, b, c = (rule.summarise(q, anchor, tf.constant(w)) for q, w in zip(clients, weights))
+    a, b, c = (rule.summarise(MeanField(*q), anchor, tf.constant(w)) for *q, w in zip(*in_tensors(*stacked, weights)))
     assert_same(fold(rule, (a, b, c)), fold(rule, (c, b, a)))
     zeros = tf.nest.map_structure(tf.zeros_like, a)
     assert_same(rule.merge(zeros, a), a, rtol=0, atol=0)
@@ -352,8 +353,7 @@ BOUND, SHARE = (
     ],
 )
 def test_refused(defence, arguments, message):
-    with pytest.raises(InvalidArgument, match=message):
-        defence(*arguments)
+    refuses(message, defence, *arguments)
 
 
 def test_clipping_needs_the_anchor():
@@ -383,6 +383,4 @@ def test_defences_are_read_from_text(text):
     ],
 )
 def test_bad_texts(text, message):
-    with pytest.raises(InvalidArgument, match=message) as caught:
-        parse_robust(text)
-    assert "\n" not in str(caught.value)
+    refuses(message, parse_robust, text)

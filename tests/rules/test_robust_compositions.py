@@ -6,29 +6,27 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import flat, refuses
 from tfp_bfl import rules, weighting
 from tfp_bfl.algorithms.kernel import kernel_posterior
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.weights import ModelWeights
 
 from .forms import every_rule
 from .reference import random_case
 from .test_contract import assert_same
-from .test_robust import ATTACKS, DEFENCES, defended, every_defence, hostile, pool, whole_models
+from .test_robust import ATTACKS, DEFENCES, attacked, defended, every_defence, pool, whole_models
 
 
 @pytest.mark.parametrize("defence", DEFENCES)
 def test_a_rule_that_takes_something_else_is_refused(defence):
     rule = rules.client_gaussian()._replace(takes="bits")
-    with pytest.raises(InvalidArgument, match="takes a bits, but a robust aggregator needs the clients' weights"):
-        defence(rule)
+    refuses("takes a bits, but a robust aggregator needs the clients' weights", defence, rule)
 
 
 @pytest.mark.parametrize("defence", [rules.trimmed, rules.median])
 def test_what_is_left_of_a_stack_is_no_client(defence):
-    with pytest.raises(InvalidArgument, match="'stacked' has none to give: use the robust aggregator clip"):
-        defence(rules.stacked())
+    refuses("'stacked' has none to give: use the robust aggregator clip", defence, rules.stacked())
 
 
 @every_defence
@@ -131,17 +129,16 @@ def test_one_or_two_clients_are_as_they_were(name, num_clients):
 @pytest.mark.parametrize("name", ["linear_pool", "conflation", "log_linear_pool"])
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_two_of_ten_clients_move_the_mean_by_less_than_honest_ones_differ(name, attack):
-    clients, anchor = whole_models(10)
-    spoiled = [hostile(c, anchor, *ATTACKS[attack]) for c in clients[:2]] + clients[2:]
+    clients, spoiled, anchor = attacked(attack)
     rule = functools.partial(defended, "centered_clip")
     pooled, metrics = pool(rule(rules.whole_model(rules.parse_rule(name))), spoiled, anchor)
-    flat = lambda w: np.concatenate([np.ravel(x) for x in tf.nest.flatten((w.posterior.mean, w.point))])
-    honest = np.stack([flat(c) for c in clients[2:]])
+    means = lambda w: flat((w.posterior.mean, w.point))
+    honest = np.stack([means(c) for c in clients[2:]])
     center = honest.mean(0)
-    assert np.linalg.norm(flat(pooled) - center) < np.linalg.norm(honest - center, axis=1).max()
+    assert np.linalg.norm(means(pooled) - center) < np.linalg.norm(honest - center, axis=1).max()
     undefended, _ = pool(rules.whole_model(rules.parse_rule(name)), spoiled, anchor)
     if attack != "sure":  # whose point weights alone are averaged
-        assert not np.linalg.norm(flat(undefended) - center) < np.linalg.norm(honest - center, axis=1).max()
+        assert not np.linalg.norm(means(undefended) - center) < np.linalg.norm(honest - center, axis=1).max()
     widest = tf.nest.map_structure(lambda *x: tf.reduce_max(tf.stack(x), 0), *clients[2:])
     for v, most in zip(pooled.posterior.variance, widest.posterior.variance):
         assert (v <= 2 * most).numpy().all()

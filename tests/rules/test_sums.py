@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import assert_same, refuses
 from tfp_bfl import rules
 from tfp_bfl.algorithms.kernel import kernel_posterior
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.weights import ModelWeights
 
@@ -80,8 +80,7 @@ def test_sums_of_whole_numbers_are_as_good_as_those_of_floats(name, seed):
     stddev = np.sqrt(clear.posterior.variance[0])
     np.testing.assert_array_less(np.abs(hidden.posterior.mean[0] - clear.posterior.mean[0]), 1e-4 * stddev)
     np.testing.assert_allclose(hidden.posterior.variance[0], clear.posterior.variance[0], rtol=1e-4)
-    for a, b in zip(tf.nest.flatten(hidden[1:]), tf.nest.flatten(clear[1:])):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert_same(hidden[1:], clear[1:], rtol=1e-5, atol=1e-6)
 
 
 def test_without_the_units_the_same_bits_are_worth_little():
@@ -130,8 +129,7 @@ def test_masks_that_cancel_leave_the_bits_of_the_sum():
     total, hidden = (rule.merge(rule.merge(x[0], x[1]), x[2]) for x in (parts, masked))
     first = tf.nest.flatten(masked[0].sums)[1].numpy()
     assert np.mean(np.abs(first) > 2**61) > 0.5
-    for a, b in zip(tf.nest.flatten(total), tf.nest.flatten(hidden)):
-        np.testing.assert_array_equal(a, b)
+    assert_same(total, hidden)
 
 
 def test_numbers_beyond_the_bound_are_counted():
@@ -169,8 +167,7 @@ NO_MEANS = ["distributed_weight_consolidation", rules.clipped("conflation", 1.0)
     ],
 )
 def test_refused(make, rule, options, message):
-    with pytest.raises(InvalidArgument, match=message):
-        make(rule, **options)
+    refuses(message, make, rule, **options)
 
 
 @pytest.mark.parametrize("name", CAN_HIDE)

@@ -8,6 +8,7 @@ import scipy.stats
 import tensorflow as tf
 
 from tests.algorithms.method import CLIENTS, begin
+from tests.kit import flat
 from tfp_bfl import algorithms, clients, layers, models, servers
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
@@ -83,15 +84,12 @@ def test_batches_weights_and_dropout_have_streams_of_their_own():
 def test_the_noise_has_its_standard_deviation_with_and_without_examples():
     """2,000 draws of three numbers: a chi-square bound that errs once in 10,000."""
     for rows, labels in ((ROWS, LABELS), (ROWS[:0], LABELS[:0])):
-        drawn = tf.function(lambda i, x=rows, y=labels: mean_of_graph(x, y, i), autograph=False)
+        of = functools.partial(private_mean, of_one, rows, labels, ExamplePrivacy(1.5, 0.8), 4)
+        drawn = tf.function(lambda i, of=of: of(tf.stack([i, 1])), autograph=False)
         still = mean_of(rows, labels)
         z = np.array([drawn(tf.constant(i)).numpy() - still for i in range(2000)]) * 4 / (1.5 * 0.8)
         low, high = scipy.stats.chi2.ppf([5e-5, 1 - 5e-5], z.size)
         assert low < np.sum(z**2) < high
-
-
-def mean_of_graph(rows, labels, i):
-    return private_mean(of_one, rows, labels, ExamplePrivacy(1.5, 0.8), 4, tf.stack([i, 1]))
 
 
 def test_each_example_is_drawn_for_itself():
@@ -135,8 +133,8 @@ def test_without_noise_and_clipping_it_is_training_on_all_examples(kind, batch_s
             element_spec=CLIENTS.element_spec,
         )
         results.append(process.local.next(begin(process), [CLIENTS.dataset(1)]))
-    moved = lambda result: np.concatenate([np.ravel(x) for x in tf.nest.flatten(result.state.weights)])
-    first = np.concatenate([np.ravel(x) for x in tf.nest.flatten(begin(process).weights)])
+    moved = lambda result: flat(result.state.weights)
+    first = flat(begin(process).weights)
     if kind == "deterministic":
         np.testing.assert_allclose(moved(results[1]), moved(results[0]), rtol=1e-5, atol=1e-6)
     # With another draw of the weights, steps are alike and not the same.

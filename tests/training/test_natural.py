@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import assert_same, refuses
 from tfp_bfl import clients, models
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import DenseFlipout
 from tfp_bfl.training.inference import INFERENCES, default_rate, update_of
 from tfp_bfl.training.likelihoods import gaussian
@@ -307,8 +307,7 @@ def test_one_draw_for_a_batch_or_one_for_each_example(noise, shared):
 def test_client_work_starts_anew_each_time(inference):
     examples = table(10, lambda rng, n: np.int32(rng.integers(2, size=n)))
     first, second = (work_result(examples, inference=inference, local_epochs=3, batch_size=4) for _ in range(2))
-    for a, b in zip(tf.nest.flatten(first), tf.nest.flatten(second), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(first, second)
 
 
 def test_what_an_inference_is():
@@ -354,5 +353,4 @@ def test_log_standard_deviations_by_a_rate_of_their_own(stddev_rate):
     ],
 )
 def test_options_out_of_range(given, message):
-    with pytest.raises(InvalidArgument, match=message):
-        update_of(**given)
+    refuses(message, update_of, **given)

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.clients.test_variational import BY_BACKPROP, assert_same, differ, examples, mlp, run, table
+from tests.kit import refuses
 from tests.processes import weights_after
 from tfp_bfl import algorithms, clients, models
 from tfp_bfl.data import Clients, Source
@@ -111,8 +112,7 @@ def test_clients_that_sample_have_a_rate_of_their_own_unless_an_optimizer_is_giv
     ],
 )
 def test_what_is_no_optimizer(recipe, rate, optimizer, message):
-    with pytest.raises(InvalidArgument, match=message):
-        recipe(optimizer=optimizer, **rate)
+    refuses(message, recipe, optimizer=optimizer, **rate)
 
 
 @every_recipe
@@ -216,8 +216,7 @@ def test_our_adam_and_kerass_train_alike(kind):
 )
 def test_optimizers_that_treat_each_weight_apart_are_refused(optimizer_fn):
     message = r"treats each weight tensor apart \(Adafactor, or clipnorm\).* use global_clipnorm, clipvalue"
-    with pytest.raises(InvalidArgument, match=message):
-        clients.variational(mlp(), optimizer_fn=optimizer_fn)()
+    refuses(message, clients.variational(mlp(), optimizer_fn=optimizer_fn))
 
 
 @pytest.mark.parametrize("columns", [1, 3])

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms.method import CLIENTS, body, mlp, on_body
+from tests.kit import refuses
 from tfp_bfl import algorithms, evaluation, export, simulate
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import DenseFlipout, MCDropout, sampling
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.weights import check_layers, get_weights
@@ -72,8 +72,7 @@ class Counter(tf.keras.layers.Layer):
     ids=["unseeded", "state", "not frozen"],
 )
 def test_what_is_no_constant_is_refused(layer, words):
-    with pytest.raises(InvalidArgument, match=words):
-        algorithms.fed_opt(lambda: network(layer()), **SMALL)
+    refuses(words, algorithms.fed_opt, lambda: network(layer()), **SMALL)
 
 
 def test_a_frozen_state_that_no_call_changes_is_a_constant():
@@ -89,8 +88,7 @@ def test_a_model_that_is_all_frozen_is_refused():
         model.trainable = False
         return model
 
-    with pytest.raises(InvalidArgument, match=r"All weights of the model .* are frozen, so that nothing is trained"):
-        algorithms.fed_opt(build, **SMALL)
+    refuses(r"All weights of the model .* are frozen, so that nothing is trained", algorithms.fed_opt, build, **SMALL)
 
 
 def test_a_last_layer_that_is_frozen_is_refused():
@@ -99,23 +97,16 @@ def test_a_last_layer_that_is_frozen_is_refused():
         model.layers[-1].trainable = False
         return model
 
-    with pytest.raises(InvalidArgument, match=r"The last layer of .* is frozen, but it is the one to fit"):
-        algorithms.last_layer(build)
-
-
-def on_layer(seed):
-    return lambda: network(tf.keras.layers.Dense(4, "tanh", kernel_initializer=glorot(seed), trainable=False))
+    refuses(r"The last layer of .* is frozen, but it is the one to fit", algorithms.last_layer, build)
 
 
 def test_a_run_resumes_with_the_same_frozen_weights_alone(tmp_path):
-    process = lambda seed: algorithms.fed_opt(on_layer(seed), **SMALL)
+    frozen = lambda seed: tf.keras.layers.Dense(4, "tanh", kernel_initializer=glorot(seed), trainable=False)
+    process = lambda seed: algorithms.fed_opt(lambda: network(frozen(seed)), **SMALL)
     run = lambda seed, rounds: simulate(process(seed), CLIENTS, rounds, checkpoints=tmp_path)
     run(1, 1)
     assert int(run(1, 2).state.round) == 2
-    with pytest.raises(
-        InvalidArgument, match=r"differs in frozen weights, .*124 numbers \(\w{16}\).*; this run has 124"
-    ):
-        run(2, 3)
+    refuses(r"differs in frozen weights, .*124 numbers \(\w{16}\).*; this run has 124", run, 2, 3)
 
 
 @pytest.mark.parametrize("kind", ["flipout", "deterministic"])

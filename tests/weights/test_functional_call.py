@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import assert_same, refuses
 from tfp_bfl import models
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import sampling
@@ -124,16 +125,11 @@ def snapshot(model):
 
 def assert_untouched(model, before):
     values, attributes = before
-    for value, variable in zip(values, model.variables, strict=True):
-        np.testing.assert_array_equal(value, variable)
+    assert_same(values, model.variables)
     for layer, held in attributes:
         now = vars(layer)
         assert {name for name in held if now.get(name) is not held[name]} <= {"_thread_local", "_called"}
         assert "call" not in now.keys() - held.keys()
-
-
-def loss_of(outputs):
-    return tf.reduce_sum(tf.sin(tf.cast(outputs, tf.float32)))
 
 
 def gradients(call, sources):
@@ -141,7 +137,7 @@ def gradients(call, sources):
     with tf.GradientTape() as tape:
         tape.watch(sources)
         outputs = call()
-        loss = loss_of(outputs)
+        loss = tf.reduce_sum(tf.sin(tf.cast(outputs, tf.float32)))
     return outputs, [tf.convert_to_tensor(g) for g in tape.gradient(loss, sources)]
 
 
@@ -228,8 +224,7 @@ class Listed(L.Layer):
 def test_weights_that_are_no_attributes_are_refused():
     model = user_model(Listed(), (4,))
     before = snapshot(model)
-    with pytest.raises(InvalidArgument, match="kernel:0 is no attribute of its layer"):
-        functional_call(model, get_weights(model).point, tf.zeros([1, 4]))
+    refuses("kernel:0 is no attribute of its layer", functional_call, model, get_weights(model).point, tf.zeros([1, 4]))
     assert_untouched(model, before)
     assert functional_call(model, get_weights(model).point[1:], tf.zeros([1, 4])).shape == (1, 3)
 
@@ -314,8 +309,7 @@ def test_batch_normalized_call_has_the_gradients_of_training(case):
     assign_weights(model, get_weights(model)._replace(point=tuple(point)))
     _, wanted = gradients(lambda: model(x, training=True), layout(model).point)
     largest = max(np.abs(g).max() for g in wanted)
-    for a, b in zip(gradient, wanted, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * largest)
+    assert_same(gradient, wanted, rtol=1e-3, atol=1e-4 * largest)
     assert max(np.abs(a - b).max() for a, b in zip(frozen, wanted)) > 0.01 * largest
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import refuses
 from tfp_bfl import evaluation, export, models, posterior
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import sampling
@@ -229,8 +230,7 @@ def test_models_with_variational_layers_or_without_a_posterior_stay_as_they_are(
     ids=["too many", "too few", "shapes", "diagonal", "no posterior", "samples"],
 )
 def test_weights_that_do_not_fit_are_refused(change, message):
-    with pytest.raises(InvalidArgument, match=message):
-        predictive_model(mlp(), change(beside(mlp, low_rank)))
+    refuses(message, predictive_model, mlp(), change(beside(mlp, low_rank)))
 
 
 def test_a_low_rank_posterior_over_variational_weights_is_refused():
@@ -252,8 +252,7 @@ def test_what_a_model_predicts_with_can_be_had_back_and_goes_through_named_array
     tf.nest.map_structure(np.testing.assert_array_equal, again, weights)
     few = {name: x for name, x in arrays.items() if name != f"posterior/{back.posterior._fields[0]}/0"}
     for wrong in (few, {**arrays, "posterior/mean/99": np.zeros(3, np.float32)}, {**arrays, "point/9": np.zeros(3)}):
-        with pytest.raises(InvalidArgument, match=r"misses|has no place for"):
-            from_arrays(wrong, predictive_spec(mlp(), wrong))
+        refuses(r"misses|has no place for", from_arrays, wrong, predictive_spec(mlp(), wrong))
 
 
 @pytest.mark.parametrize("kind", ["deterministic", "flipout"])

@@ -122,7 +122,10 @@ def features(
     Source: Tan & Le 2019 (arXiv:1905.11946) for EfficientNet.
     """
     if image_size is not None:
-        image_size = _checked_size(image_size)
+        if not isinstance(image_size, (tuple, list)) or len(image_size) != 2:
+            raise InvalidArgument(f"image_size is {shown(image_size)}, but must be (height, width).")
+        height, width = (check_count(n, "each of image_size") for n in image_size)
+        image_size = height, width
     name = os.fspath(backbone)
     kind, _, rest = name.partition(":")
     if weights is not None and kind != "keras":
@@ -161,13 +164,6 @@ def backbone_of(model: keras.Model) -> Backbone:
     """Return the backbone of a model of `features`."""
     (found,) = (layer for layer in model.layers if isinstance(layer, Backbone))
     return found
-
-
-def _checked_size(image_size: object) -> Size:
-    if not isinstance(image_size, (tuple, list)) or len(image_size) != 2:
-        raise InvalidArgument(f"image_size is {shown(image_size)}, but must be (height, width).")
-    height, width = (check_count(n, "each of image_size") for n in image_size)
-    return height, width
 
 
 def _sized(network: _Network, image_size: Size | None, name: str) -> _Network:

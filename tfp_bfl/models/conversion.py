@@ -206,9 +206,10 @@ def _ends(nodes: Sequence[Any], is_inner: bool) -> set[int]:
         for name in node.flat_input_ids:
             readers.setdefault(name, []).append(node)
     after = lambda node: [reader for name in node.flat_output_ids for reader in readers.get(name, [])]
+    has_kernel = lambda x: bool(x.trainable_weights) and not isinstance(x, (*_NORMALIZATIONS, *_ACTIVATIONS))
     leads: dict[int, bool] = {}  # To another kernel.
     for node in reversed(nodes):
-        leads[id(node)] = any(_has_kernel(x.layer) or leads[id(x)] for x in after(node))
+        leads[id(node)] = any(has_kernel(x.layer) or leads[id(x)] for x in after(node))
     ends = set()
     for node in nodes:
         if not (isinstance(node.layer, (GaussianLayer, *_KERNELS)) and (is_inner or leads[id(node)])):
@@ -218,10 +219,6 @@ def _ends(nodes: Sequence[Any], is_inner: bool) -> set[int]:
         if not any(isinstance(x.layer, MCDropout) for x in after(node)):
             ends.add(id(node))
     return ends
-
-
-def _has_kernel(layer: Any) -> bool:
-    return bool(layer.trainable_weights) and not isinstance(layer, (*_NORMALIZATIONS, *_ACTIVATIONS))
 
 
 _TWIN, _SILENT = "_tfp_bfl_in_bfloat16", "_tfp_bfl_without_noise"

@@ -57,7 +57,12 @@ def cached_features(model: keras.Model, images: np.ndarray) -> np.ndarray:
         if stored is None:
             for i in range(0, len(block), _BATCH):
                 rows[i : i + _BATCH] = compute(tf.constant(block[i : i + _BATCH]))
-            _check_finite(rows, start)
+            bad = ~np.isfinite(rows).all(1)
+            if bad.any():
+                worst = start + int(np.argmax(bad))
+                raise InvalidArgument(
+                    f"The backbone gives numbers that are not finite for image {worst}: give another one."
+                )
             _write(path, rows)
         else:
             rows[:] = stored
@@ -69,14 +74,6 @@ def _key(model: keras.Model, block: np.ndarray) -> str:
     total = hashlib.sha256(repr(settings).encode())
     total.update(block.data)
     return total.hexdigest()
-
-
-def _check_finite(rows: np.ndarray, start: int) -> None:
-    bad = ~np.isfinite(rows).all(1)
-    if bad.any():
-        raise InvalidArgument(
-            f"The backbone gives numbers that are not finite for image {start + int(np.argmax(bad))}: give another one."
-        )
 
 
 def _read(path: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray | None:

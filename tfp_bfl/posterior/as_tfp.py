@@ -37,8 +37,9 @@ def to_tfp(q: LowRank | MeanField | Kronecker | Samples) -> Any:
     if not tf.nest.flatten(q):
         raise InvalidArgument("The posterior has no weights: a model of point weights alone has nothing to distribute.")
     if isinstance(q, MeanField):
-        pairs = zip(tf.nest.flatten(q.mean), tf.nest.flatten(q.variance))
-        return tfd.JointDistributionSequential([_normal(tf.convert_to_tensor(m), v) for m, v in pairs])
+        pairs = zip(map(tf.convert_to_tensor, tf.nest.flatten(q.mean)), tf.nest.flatten(q.variance))
+        each = [tfd.Independent(tfd.Normal(m, tf.sqrt(v)), m.shape.rank) for m, v in pairs]
+        return tfd.JointDistributionSequential(each)
     if isinstance(q, Samples):
         return tfd.Empirical(_joined(q.values, 1), event_ndims=1)
     if isinstance(q, Kronecker):
@@ -46,10 +47,6 @@ def to_tfp(q: LowRank | MeanField | Kronecker | Samples) -> Any:
     q = as_low_rank(q)
     deviations = tf.transpose(_joined(q.deviations, 1))
     return tfd.MultivariateNormalDiagPlusLowRankCovariance(_joined(q.mean, 0), _joined(q.diagonal, 0), deviations)
-
-
-def _normal(mean: tf.Tensor, variance: tf.Tensor) -> Any:
-    return tfd.Independent(tfd.Normal(mean, tf.sqrt(variance)), mean.shape.rank)
 
 
 def _joined(structure: TensorTree, leading: int) -> tf.Tensor:

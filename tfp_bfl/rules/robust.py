@@ -155,7 +155,9 @@ def centered_clip(rule: AnyRule[ModelWeights, Given]) -> ModelGatherRule[ModelWe
         left = by_part(lambda q: q._replace(variance=limit(q.variance)), lambda x: x, stacked)
         if isinstance(left, ModelWeights):
             left = left._replace(moments=limit(left.moments))
-        points = _points(stacked)
+        rows = [tf.reshape(x, [tf.shape(x)[0], -1]) for x in tf.nest.flatten(_values(stacked))]
+        # In float64, where no square of a float32 overflows.
+        points = tf.concat([tf.cast(x, tf.float64) for x in rows], 1)
         center = geometric_median(points)
         distance = tf.norm(points - center, axis=1)
         radius = tf.sort(distance)[tf.shape(distance)[0] // 2]
@@ -266,12 +268,6 @@ def _limited(k: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     """Return x [K, ...], each of its numbers within the range of the K - 2 k middle ones of all clients."""
     ordered = tf.sort(x, 0)
     return tf.clip_by_value(x, ordered[k], ordered[tf.shape(x)[0] - 1 - k])
-
-
-def _points(stacked: AnyWeights) -> tf.Tensor:
-    """Return means and point weights of a stack: [K, D] float64, where no square of a float32 overflows."""
-    leaves = tf.nest.flatten(_values(stacked))
-    return tf.concat([tf.cast(tf.reshape(x, [tf.shape(x)[0], -1]), tf.float64) for x in leaves], 1)
 
 
 def _with_points(stacked: AnyWeights, points: tf.Tensor) -> Any:

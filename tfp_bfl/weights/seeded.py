@@ -32,22 +32,24 @@ def seeded(seed: int) -> Iterator[None]:
     Args:
       seed: an integer.
     """
-    generator, eager, keras = random.Random(f"initial weights {int(seed)}"), context.context(), _keras_generators()
+    generator, eager = random.Random(f"initial weights {int(seed)}"), context.context()
+    # Where Keras keeps the generator of initializers without a seed, one for each thread.
+    kept: Any = inspect.getmodule(keras.utils.set_random_seed).backend._SEED_GENERATOR  # type: ignore[union-attr]
     python, numpy = random.getstate(), np.random.get_state()
-    tensorflow, by_keras = (eager._seed, getattr(eager, "_rng", None)), getattr(keras, "generator", None)
+    tensorflow, by_keras = (eager._seed, getattr(eager, "_rng", None)), getattr(kept, "generator", None)
     random.setstate(generator.getstate())
     np.random.seed(generator.getrandbits(32))
     # The global seed that operations with a seed of their own meet stays the same: without one TensorFlow takes this.
     eager._seed = DEFAULT_GRAPH_SEED if eager._seed is None else eager._seed
     eager._rng = _OperationSeeds(generator.getrandbits(32))
-    keras.generator = random.Random(generator.getrandbits(32))
+    kept.generator = random.Random(generator.getrandbits(32))
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
         eager._seed, eager._rng = tensorflow
-        keras.generator = by_keras
+        kept.generator = by_keras
 
 
 class _OperationSeeds(random.Random):
@@ -60,8 +62,3 @@ class _OperationSeeds(random.Random):
             self._fresh = True
             context.context().clear_kernel_cache()
         return super().randint(a, b)
-
-
-def _keras_generators() -> Any:
-    """Return where Keras keeps the generator of initializers without a seed, one for each thread."""
-    return inspect.getmodule(keras.utils.set_random_seed).backend._SEED_GENERATOR  # type: ignore[union-attr]

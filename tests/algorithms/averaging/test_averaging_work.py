@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from scipy import special
 
 from tests.clients.test_variational import BY_BACKPROP, assert_same, differ, examples, mlp, table
+from tests.kit import refuses
 from tfp_bfl import clients, models
 from tfp_bfl.algorithms.averaging.work import posterior_averaging, posterior_delta
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.training.batches import over_batches
 from tfp_bfl.weights import ServerMessage, get_weights
 
@@ -62,18 +63,15 @@ def test_samples_close_together_far_from_zero_keep_their_digits():
 
 @pytest.mark.parametrize("rho", [-0.1, np.nan, np.inf, True])
 def test_bad_shrinkage(rho):
-    with pytest.raises(InvalidArgument, match=r"shrinkage is .* finite number of at least 0"):
-        posterior_delta(np.zeros(2), np.zeros((3, 2)), rho)
-    with pytest.raises(InvalidArgument, match="shrinkage is"):
-        posterior_averaging(mlp(), shrinkage=rho)
+    refuses(r"shrinkage is .* finite number of at least 0", posterior_delta, np.zeros(2), np.zeros((3, 2)), rho)
+    refuses("shrinkage is", posterior_averaging, mlp(), shrinkage=rho)
 
 
 @pytest.mark.parametrize(
     ("x0", "samples"), [((2,), (3, 4)), ((2,), (0, 2)), ((2,), (2,)), ((1, 2), (3, 2)), ((), (3, 2))]
 )
 def test_bad_shapes(x0, samples):
-    with pytest.raises(InvalidArgument, match="posterior_delta needs x0"):
-        posterior_delta(np.zeros(x0), np.zeros(samples), 0.1)
+    refuses("posterior_delta needs x0", posterior_delta, np.zeros(x0), np.zeros(samples), 0.1)
 
 
 @pytest.mark.statistical
@@ -117,9 +115,7 @@ def iterates(start, batches, rate, mu=0.0):
     first_kernel, first_bias = kernel, bias
     path = []
     for x, y in batches:
-        logits = np.float64(x) @ kernel + bias
-        p = np.exp(logits - logits.max(1, keepdims=True))
-        error = (p / p.sum(1, keepdims=True) - np.eye(2)[y]) / len(y)
+        error = (special.softmax(np.float64(x) @ kernel + bias, 1) - np.eye(2)[y]) / len(y)
         step_kernel, step_bias = x.T @ error + mu * (kernel - first_kernel), error.sum(0) + mu * (bias - first_bias)
         kernel, bias = kernel - rate * step_kernel, bias - rate * step_bias
         path.append(np.concatenate([kernel.ravel(), bias]))
@@ -208,15 +204,12 @@ def test_statistics_and_standard_deviations_are_those_at_the_end():
     [
         ({"local_epochs": 0}, "local_epochs is 0"),
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"burn_in_rounds": -1}, "burn_in_rounds is -1"),
         ({"local_burn_in_epochs": -1}, "local_burn_in_epochs is -1"),
         ({"steps_per_sample": 0}, "steps_per_sample is 0"),
-        ({"local_epochs": 3, "local_burn_in_epochs": 3}, "FedPA needs at least one sample, but all 3 local epochs"),
     ],
 )
 def test_bad_arguments(options, message):
-    with pytest.raises(InvalidArgument, match=message):
-        posterior_averaging(mlp(), **options)
+    refuses(message, posterior_averaging, mlp(), **options)
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.5])
@@ -241,8 +234,7 @@ def test_a_strong_proximal_term_holds_means_and_not_standard_deviations():
 
 @pytest.mark.parametrize("mu", [-0.1, np.nan, np.inf])
 def test_bad_proximal(mu):
-    with pytest.raises(InvalidArgument, match="proximal is"):
-        clients.variational(mlp(), proximal=mu)
+    refuses("proximal is", clients.variational, mlp(), proximal=mu)
 
 
 def test_a_client_of_one_example():

@@ -152,8 +152,7 @@ def test_a_chain_stops_where_a_client_is_faulty(xla):
 def test_refusals():
     with pytest.raises(InvalidArgument, match="The round has no metric 'bytes': it has clients, kl, nll, "):
         simulate_chains(toys.process(seed=3), CLIENTS, 2, metrics=["bytes"])
-    with pytest.raises(InvalidArgument, match="num_chains is 0"):
-        simulate_chains(toys.process(seed=3), CLIENTS, 2, num_chains=0)
+    kit.refuses("num_chains is 0", simulate_chains, toys.process(seed=3), CLIENTS, 2, num_chains=0)
     growing = servers.replace()._replace(
         initialize=lambda weights: tf.raw_ops.PlaceholderWithDefault(input=tf.zeros([0]), shape=[None]), name="growing"
     )

@@ -15,7 +15,6 @@ from tfp_bfl.algorithms.chains import work as gradient
 from tfp_bfl.algorithms.chains.step import descend
 from tfp_bfl.algorithms.chains.work import ESTIMATORS, draw_batch, stochastic_gradient
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.tensors import traced_for_xla
 from tfp_bfl.training import Potential
@@ -248,8 +247,7 @@ def lenet(kind, normalization="none"):
     ],
 )
 def test_arguments_out_of_range(given, message):
-    with pytest.raises(InvalidArgument, match=message):
-        stochastic_gradient(model_fn(2), **DENSITY, **given)
+    kit.refuses(message, stochastic_gradient, model_fn(2), **DENSITY, **given)
 
 
 @pytest.mark.parametrize(
@@ -261,8 +259,7 @@ def test_arguments_out_of_range(given, message):
     ],
 )
 def test_models_whose_potential_is_random(kind, normalization, message):
-    with pytest.raises(InvalidArgument, match=message):
-        stochastic_gradient(functools.partial(lenet, kind, normalization))
+    kit.refuses(message, stochastic_gradient, functools.partial(lenet, kind, normalization))
 
 
 @pytest.mark.parametrize("likelihood", ["categorical", "gaussian:0.5"])

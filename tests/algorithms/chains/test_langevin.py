@@ -7,15 +7,13 @@ import functools
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests import gaussians
-from tfp_bfl import algorithms, models, rules
+from tests.kit import refuses
+from tfp_bfl import algorithms, models
 from tfp_bfl.algorithms.chains.driver import simulate_chains
-from tfp_bfl.algorithms.chains.step import descend
-from tfp_bfl.algorithms.chains.work import stochastic_gradient
-from tfp_bfl.errors import Diverged, InvalidArgument
-from tfp_bfl.federated import Thinning, simulate
+from tfp_bfl.errors import Diverged
+from tfp_bfl.federated import Thinning
 from tfp_bfl.training import find_mode
 from tfp_bfl.weights import get_weights
 
@@ -147,17 +145,6 @@ def test_chains_from_two_starts_meet():
     assert np.all(distance <= bound * (1 + 1e-4)) and distance[-1] < 0.1 * distance[0]
 
 
-def test_the_prior_is_on_the_server_alone():
-    """t = 1 / 2 adds 4 to the precision N: without noise the chain goes to N mean / (N + 4)."""
-    work = stochastic_gradient(gaussians.model_fn(SAME), likelihood="density")
-    process = algorithms.compose(
-        gaussians.model_fn(SAME), work, rules.total(), descend(STEP, prior_precision=4), weighting="equal"
-    )
-    data = rows_with_spread()
-    found = simulate_chains(process, data, 60).draws.point[0][0, -1]
-    np.testing.assert_allclose(found, 12 * np.mean(MEANS) / 16, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -172,16 +159,7 @@ def test_a_mode_of_something_else_is_refused(other, message):
     rows = data.source.features[: other.get("rows")] + other.get("shift", 0.0)
     find = {"prior_stddev": other.get("prior_stddev"), "likelihood": "density"}
     mode = find_mode(gaussians.model_fn(size), rows, np.zeros(len(rows), np.int32), **find)
-    with pytest.raises(InvalidArgument, match=message):
-        chain(data, 2, size=size, estimator="fixed_point", fixed_point=mode)
-
-
-def test_rounds_in_which_no_coin_says_yes():
-    """The step is by the memories and the prior alone: here by the prior, w <- w - g w / t^2 + noise."""
-    options = {"participation": 0.01, "step_size": 0.05, "prior_stddev": 0.5, **PLAIN}
-    rounds = chain(constant_rows(), 12, start=100.0, metrics=["participants"], **options)
-    assert not rounds.metrics["participants"].any()
-    np.testing.assert_allclose(rounds.draws.point[0][0].mean(1), 100 * 0.8 ** np.arange(1, 13), atol=0.1)
+    refuses(message, chain, data, 2, size=size, estimator="fixed_point", fixed_point=mode)
 
 
 @pytest.mark.parametrize("step_size", [2.2 / TOTAL, pytest.param(100.0, marks=more)])
@@ -215,28 +193,7 @@ def test_clients_of_unequal_size_are_padded_for_xla(options):
         means = np.float64(run(xla=xla).draws.point[0]).mean(-1)
         np.testing.assert_allclose(means, [300 * (1 - step * TOTAL) ** np.arange(1, 4)] * 2, rtol=0, atol=0.0095)
     counted = algorithms.qlsd(gaussians.model_fn(SAME), step_size=step, **{**EXACT, "count_bits": True})
-    with pytest.raises(InvalidArgument, match="use count_bits=False"):
-        simulate_chains(counted, constant_rows(), 3, xla=True)
-
-
-def test_a_run_predicts_with_its_draws_and_goes_on(tmp_path):
-    """`simulate` keeps the draws, and a run in two parts is the run at once, its clients' memories with it."""
-    process = algorithms.qlsd(
-        gaussians.model_fn(3),
-        step_size=STEP,
-        compressor="quantiser:2",
-        thinning=Thinning(2, 2),
-        batch_size=1,
-        **gaussians.OPTIONS,
-    )
-    data = gaussians.clients_of([np.full((n, 3), m) for n, m in zip(SIZES, MEANS)])
-    whole = simulate(process, data, 6, cohort_size=2, engine="local")
-    for rounds in (4, 6):
-        parts = simulate(process, data, rounds, cohort_size=2, engine="local", checkpoint_dir=tmp_path / "states")
-    tf.nest.map_structure(np.testing.assert_array_equal, parts.state, whole.state)
-    assert [x.shape for x in tf.nest.flatten(whole.draws)] == [(2, 3)]
-    row = whole.rounds[-1]
-    assert row["participants"] == 2 and row["upload_bits"] > 0 and row["download_bits"] in (2 * 96, 3 * 96, 4 * 96)
+    refuses("use count_bits=False", simulate_chains, counted, constant_rows(), 3, xla=True)
 
 
 @pytest.mark.parametrize(
@@ -249,5 +206,4 @@ def test_a_run_predicts_with_its_draws_and_goes_on(tmp_path):
     ],
 )
 def test_arguments_out_of_range(given, message):
-    with pytest.raises(InvalidArgument, match=message):
-        algorithms.qlsd(gaussians.model_fn(2), **{"step_size": 0.1, "likelihood": "density", **given})
+    refuses(message, algorithms.qlsd, gaussians.model_fn(2), **{"step_size": 0.1, "likelihood": "density", **given})

@@ -65,14 +65,12 @@ def test_what_the_inner_step_sends_and_takes_stays():
 
 @pytest.mark.parametrize("step_size", [0.0, float("nan")])
 def test_bad_step_sizes(step_size):
-    with pytest.raises(InvalidArgument, match=f"step_size is {step_size}"):
-        langevin(servers.replace(), step_size)
+    kit.refuses(f"step_size is {step_size}", langevin, servers.replace(), step_size)
 
 
 def test_models_with_variational_layers_are_refused():
     variational = weights(0.0)._replace(posterior=MeanField(client(1).posterior.mean, client(1).posterior.diagonal))
-    with pytest.raises(InvalidArgument, match="SGLD finds a posterior over point weights"):
-        langevin(servers.replace(), 0.1).initialize(variational)
+    kit.refuses("SGLD finds a posterior over point weights", langevin(servers.replace(), 0.1).initialize, variational)
 
 
 NOTHING = MeanField((), ())
@@ -134,8 +132,7 @@ def test_the_anchor_is_the_weights_at_which_its_round_begins():
     ],
 )
 def test_numbers_out_of_range(given, message):
-    with pytest.raises(InvalidArgument, match=message):
-        descend(**{"step_size": 0.1, **given})
+    kit.refuses(message, descend, **{"step_size": 0.1, **given})
 
 
 def test_a_model_with_a_posterior_of_its_own():

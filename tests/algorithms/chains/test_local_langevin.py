@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests import gaussians
+from tests.kit import refuses
 from tfp_bfl import algorithms
 from tfp_bfl.algorithms.chains.driver import simulate_chains
 from tfp_bfl.algorithms.chains.local_langevin import Surrogate, fit_surrogate
@@ -15,6 +16,7 @@ from tfp_bfl.federated import simulate
 more = pytest.mark.deep(after="tests/algorithms/chains/test_local_langevin.py")
 SIZES, MEANS, SAME = (2, 3, 5), (1.0, -1.0, 0.2), 256
 DATA = gaussians.clients_of([np.full((n, SAME), m) for n, m in zip(SIZES, MEANS)])
+SURROGATES = [Surrogate(np.full(SAME, m), np.full(SAME, float(n))) for n, m in zip(SIZES, MEANS)]
 
 
 def variance_of(draws, mean):
@@ -54,10 +56,9 @@ def test_dg_sgld_smooths_each_factor(prior_stddev, cohort_size):
 @pytest.mark.statistical
 def test_fsgld_is_the_posterior_where_its_surrogates_are_the_likelihoods():
     """Then every client's gradient is that of all: one chain of the full gradient, v = 2 / (L (2 - g L))."""
-    surrogates = [Surrogate(np.full(SAME, m), np.full(SAME, float(n))) for n, m in zip(SIZES, MEANS)]
     process = algorithms.fsgld(
         gaussians.model_fn(SAME),
-        surrogates,
+        SURROGATES,
         step_size=0.05,
         prior_stddev=None,
         local_steps=4,
@@ -71,15 +72,13 @@ def test_fsgld_is_the_posterior_where_its_surrogates_are_the_likelihoods():
 
 def test_fsgld_is_of_one_client_a_round_and_of_the_clients_of_its_surrogates():
     """A mean over clients would have their chains' variance over their number, and no word of it."""
-    surrogates = [Surrogate(np.full(SAME, m), np.full(SAME, float(n))) for n, m in zip(SIZES, MEANS)]
     make = lambda some: algorithms.fsgld(gaussians.model_fn(SAME), some, step_size=0.05, likelihood="density")
-    process = make(surrogates)
+    process = make(SURROGATES)
     for run in (simulate_chains, functools.partial(simulate, engine="local")):
         for cohort_size, number in ((None, 3), (2, 2)):
             message = f"A round has {number} clients, but the server step follow is of 1 a round: give cohort_size=1"
-            with pytest.raises(InvalidArgument, match=message):
-                run(process, DATA, 2, cohort_size=cohort_size)
-        for some, number in ((surrogates[:2], 2), ([*surrogates, surrogates[0]], 4)):
+            refuses(message, run, process, DATA, 2, cohort_size=cohort_size)
+        for some, number in ((SURROGATES[:2], 2), ([*SURROGATES, SURROGATES[0]], 4)):
             with pytest.raises(InvalidArgument, match=f"There are 3 clients, but their settings have {number} entries"):
                 run(make(some), DATA, 2, cohort_size=1)
 
@@ -101,10 +100,9 @@ def test_dg_sgld_begins_at_a_given_start():
 
 @pytest.mark.parametrize("run", [simulate_chains, functools.partial(simulate, engine="local")])
 def test_clients_drawn_unevenly_are_refused(run):
-    surrogates = [Surrogate(np.full(SAME, m), np.full(SAME, float(n))) for n, m in zip(SIZES, MEANS)]
     given = {"step_size": 0.05, "likelihood": "density"}
     for process in (
-        algorithms.fsgld(gaussians.model_fn(SAME), surrogates, **given),
+        algorithms.fsgld(gaussians.model_fn(SAME), SURROGATES, **given),
         algorithms.qlsd(gaussians.model_fn(SAME), estimator="plain", **given),
     ):
         with pytest.raises(InvalidArgument, match="popularity draws clients unevenly, and a chain by their gradients"):
@@ -136,10 +134,8 @@ def test_a_surrogate_is_near_a_gaussian_likelihood():
 
 def test_bad_input():
     model_fn = gaussians.model_fn(2)
-    with pytest.raises(InvalidArgument, match="step_size is 1, but must be below 2 coupling"):
-        algorithms.dg_sgld(model_fn, step_size=1.0, coupling=0.2)
-    with pytest.raises(InvalidArgument, match="local_steps is 0"):
-        algorithms.dg_sgld(model_fn, step_size=0.1, coupling=0.2, local_steps=0)
+    refuses("step_size is 1, but must be below 2 coupling", algorithms.dg_sgld, model_fn, step_size=1.0, coupling=0.2)
+    refuses("local_steps is 0", algorithms.dg_sgld, model_fn, step_size=0.1, coupling=0.2, local_steps=0)
     with pytest.raises(InvalidArgument, match=r"surrogates have leaves \[\(3,\)\], but the model has 2 weights"):
         algorithms.fsgld(model_fn, [Surrogate(np.zeros(3), np.ones(3))], step_size=0.1)
     with pytest.raises(InvalidArgument, match="no option of dg_sgld 'compressor'"):

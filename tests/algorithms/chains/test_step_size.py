@@ -7,10 +7,10 @@ import pytest
 
 from tests import gaussians
 from tests.algorithms.chains.test_langevin import QUARTER, chain, compare, constant_rows
+from tests.kit import refuses
 from tfp_bfl import algorithms, models
 from tfp_bfl.algorithms.chains.driver import simulate_chains
 from tfp_bfl.algorithms.chains.step_size import largest_curvature, largest_step_size
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import check_clients, simulate
 
 SIZES = (2.0, 3.0, 5.0)
@@ -116,8 +116,7 @@ def test_a_step_at_which_any_chain_diverges_is_refused_before_the_first_round(ru
     message = (
         r"step_size is 0.2, but with the curvature 10 any chain diverges from 2 / L = 0.2 on: take a smaller step\.$"
     )
-    with pytest.raises(InvalidArgument, match=message):
-        run(make(curvature=10, step_size=0.2), ROWS, 2)
+    refuses(message, run, make(curvature=10, step_size=0.2), ROWS, 2)
 
 
 def test_a_step_above_the_bound_of_the_compressors_is_warned_of_and_the_run_keeps_the_warning(caplog):
@@ -145,13 +144,11 @@ def test_a_step_above_the_bound_of_the_compressors_is_warned_of_and_the_run_keep
     ],
 )
 def test_bounds_of_what_is_no_chain_are_refused(given, message):
-    with pytest.raises(InvalidArgument, match=message):
-        largest_step_size(**{"curvatures": [1.0, 2.0], **given})
+    refuses(message, largest_step_size, **{"curvatures": [1.0, 2.0], **given})
 
 
 def test_a_sequence_of_no_compressors_is_refused():
-    with pytest.raises(InvalidArgument, match="compressor has 0 entries, but must have one entry for each client"):
-        make(compressor=[])
+    refuses("compressor has 0 entries, but must have one entry for each client", make, compressor=[])
 
 
 @pytest.mark.parametrize("fits", [{"memory": False}, {"step_size": 0.04}, {"compressor": "none"}, {"curvature": None}])
@@ -168,8 +165,7 @@ def test_a_step_that_does_not_diverge(fits, caplog):
     ],
 )
 def test_curvatures_out_of_range(given, message):
-    with pytest.raises(InvalidArgument, match=message):
-        check_clients(make(**given), ROWS)
+    refuses(message, check_clients, make(**given), ROWS)
 
 
 def test_an_estimated_curvature_issues_one_warning(caplog):

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms.factors.test_factor_work import NOISE, NUM_WEIGHTS, PRIOR_PRECISION, model_fn, random_table
+from tests.kit import refuses
 from tfp_bfl.algorithms.factors.factor import Factor
 from tfp_bfl.algorithms.factors.work import FLOOR, MovingFactor, factors
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers.noise import standard_normal
 from tfp_bfl.weights import Population, ServerMessage, get_weights
 
@@ -103,5 +103,4 @@ def test_momentum_of_earlier_rounds():
 
 @pytest.mark.parametrize("inference", ["curvature", "backprop"])
 def test_only_natural_gradients_have_a_momentum_to_keep(inference):
-    with pytest.raises(InvalidArgument, match="keep_momentum needs inference"):
-        factors(model_fn, inference=inference, keep_momentum=True)
+    refuses("keep_momentum needs inference", factors, model_fn, inference=inference, keep_momentum=True)

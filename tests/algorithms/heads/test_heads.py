@@ -9,6 +9,7 @@ from scipy import optimize, special, stats
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
+from tests.kit import assert_same
 from tfp_bfl import algorithms, federated, models, training
 from tfp_bfl.algorithms.heads import classes, posterior, ridge, softmax
 from tfp_bfl.algorithms.heads.sums import TEMPERATURES, ClassSums
@@ -47,10 +48,8 @@ def test_clients_of_one_class_have_the_head_of_all_examples_in_one_place(head):
     alone = Clients(SOURCE, [np.arange(120)])
     apart = SOURCE.partition(label_skew(3, 1), seed=0)
     one, many = (run(head, clients, held_back=0.0, rounds=3)[1].state for clients in (alone, apart))
-    for a, b in zip(tf.nest.flatten(one.weights.point), tf.nest.flatten(many.weights.point)):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    for a, b in zip(one.step.features, many.step.features):
-        np.testing.assert_allclose(a, b, rtol=1e-13)
+    assert_same(one.weights.point, many.weights.point, rtol=1e-5, atol=1e-6)
+    assert_same(one.step.features, many.step.features, rtol=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +58,7 @@ def test_clients_of_one_class_have_the_head_of_all_examples_in_one_place(head):
 def test_sums_of_whole_numbers_which_masks_hide_have_the_same_head(head):
     clients = SOURCE.partition(label_skew(3, 1), seed=0)
     plain, hidden = (run(head, clients, **more)[1].state for more in ({}, {"secure_sums": 100.0}))
-    for a, b in zip(plain.step.features, hidden.step.features):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert_same(plain.step.features, hidden.step.features, rtol=1e-6)
     np.testing.assert_allclose(plain.step.losses, hidden.step.losses, rtol=1e-6)
 
 

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from scipy import optimize, stats
 
+from tests.kit import assert_same
 from tfp_bfl import algorithms, models, training
 from tfp_bfl.algorithms.heads import coding, posterior, private
 from tfp_bfl.algorithms.heads.sums import TEMPERATURES, ClassSums, empty_sums, repaired
@@ -32,8 +33,7 @@ def halves(bits):
 @pytest.mark.parametrize("bits", [8, 12])
 def test_sums_of_few_bits_are_those_of_correlations_to_half_a_level(bits):
     for sums, _, found in halves(bits):
-        for a, b in zip(found[:2], sums[:2]):
-            np.testing.assert_array_equal(a, b)
+        assert_same(found[:2], sums[:2])
         centre = np.sum(sums.totals, 0)
         of_mean = np.outer(centre, centre) / np.sum(sums.counts)
         scatter, other = (np.asarray(symmetric(x.gram)) - of_mean for x in (sums, found))
@@ -65,8 +65,7 @@ def test_a_message_is_what_is_read_in_its_round_and_a_damaged_one_is_refused(bit
             content = own.encode(message, code)
             assert 8 * len(content) == float(coding.num_bits(coding.read_of(code, done)))
             both = (coding.read_of(x, done) for x in (own.decode(message, content), code))
-            for a, b in zip(*map(tf.nest.flatten, both)):
-                np.testing.assert_array_equal(a, b)
+            assert_same(*both)
             for damaged in (content[:-1], content + b"1", b""):
                 with pytest.raises(InvalidArgument):
                     own.decode(message, damaged)
@@ -86,8 +85,7 @@ def test_clients_send_sums_once():
 
 def test_repaired_sums_are_those_without_noise_and_positive_semidefinite_with_it():
     exact = sums_of(FEATURES[:3], LABELS[:3])  # Fewer rows than features.
-    for a, b in zip(exact, repaired(exact)):
-        np.testing.assert_allclose(a, b, rtol=1e-9)
+    assert_same(exact, repaired(exact), rtol=1e-9)
     noisy = exact._replace(gram=exact.gram + np.random.default_rng(0).normal(size=exact.gram.shape))
     found = repaired(noisy)
     least = lambda x: np.linalg.eigvalsh(symmetric(x.gram) - x.totals.numpy().T / np.maximum(x.counts, 1) @ x.totals)[0]
@@ -140,8 +138,7 @@ def test_no_noise_and_a_wide_norm_change_nothing_and_much_noise_leaves_finite_he
     plain = run(head, clients, 1, held_back=0.0)[1].state
     with_noise = lambda noise: run(head, clients, 1, example_privacy=training.ExamplePrivacy(100.0, noise))
     process, found = with_noise(0.0)
-    for a, b in zip(plain.weights.point, found.state.weights.point):
-        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+    assert_same(plain.weights.point, found.state.weights.point, rtol=1e-3, atol=1e-3)
     assert process.client_work.needs.is_private and not found.warnings and "nll" not in found.rounds[0]
     noisy = with_noise(5.0)[1]
     assert (

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from tests.federated import toys
+from tests.kit import refuses
 from tfp_bfl.algorithms.personal.evaluation import ClientScores, evaluate_clients, summarise_clients
-from tfp_bfl.errors import InvalidArgument
 
 ROWS = np.random.default_rng(0).normal(size=(120, 2)).astype(np.float32)
 LABELS = (ROWS[:, 0] > 0).astype(np.int32)
@@ -83,10 +83,8 @@ def test_means_over_clients_by_hand():
     scores = [ClientScores(0, 10, {"accuracy": 0.5}, {"accuracy": 1.0}), ClientScores(1, 30, {"accuracy": 0.9}, None)]
     found = summarise_clients(scores)
     assert found == pytest.approx({"uniform": 0.7, "weighted": 0.8, "least": 0.5, "greatest": 0.9})
-    with pytest.raises(InvalidArgument, match="no scores of adapted models"):
-        summarise_clients(scores, adapted=True)
-    with pytest.raises(InvalidArgument, match="no metric 'ece': choose one of accuracy"):
-        summarise_clients(scores, "ece")
+    refuses("no scores of adapted models", summarise_clients, scores, adapted=True)
+    refuses("no metric 'ece': choose one of accuracy", summarise_clients, scores, "ece")
 
 
 @pytest.mark.parametrize(
@@ -100,5 +98,4 @@ def test_means_over_clients_by_hand():
 )
 def test_bad_input_is_answered_before_anything_is_scored(trained, options, message):
     never = lambda *_: pytest.fail("scored")
-    with pytest.raises(InvalidArgument, match=message):
-        evaluate_clients(*trained, TRAIN, evaluate=never, **{"test": TEST, **options})
+    refuses(message, evaluate_clients, *trained, TRAIN, evaluate=never, **{"test": TEST, **options})

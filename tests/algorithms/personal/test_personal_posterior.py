@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tfp_bfl.errors import InvalidArgument
+from tests.kit import flat, refuses
 from tfp_bfl.layers import sampling
 from tfp_bfl.training.optimizers import AdamState, adam_step
 from tfp_bfl.weights.flat import WeightVectors
@@ -28,10 +28,6 @@ def work_of(client, memory=None, weights=None, **options):
     )
     examples = tf.nest.map_structure(tf.constant, CLIENTS.examples(client))
     return work.build()(message, examples, tf.constant([1, 2]))
-
-
-def flat(leaves):
-    return np.concatenate([np.ravel(x) for x in leaves])
 
 
 def test_adam_as_a_function_is_keras():
@@ -144,5 +140,4 @@ def test_each_client_predicts_with_its_own_and_others_with_the_servers():
     ],
 )
 def test_what_is_refused(options, message):
-    with pytest.raises(InvalidArgument, match=message):
-        bfl.algorithms.personal.posterior_work.personal_posterior(**{"model_fn": model_fn, **options})
+    refuses(message, bfl.algorithms.personal.posterior_work.personal_posterior, **{"model_fn": model_fn, **options})

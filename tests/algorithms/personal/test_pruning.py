@@ -7,11 +7,11 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms.personal.test_meta_vd import ANCHOR, LINEAR, SOURCES, by_change, pooled, results
+from tests.kit import refuses
 from tfp_bfl import algorithms, clients, models
 from tfp_bfl.algorithms.personal.variances import Parameters, kept_weights
 from tfp_bfl.algorithms.personal.work import personal as personal_variances_work
 from tfp_bfl.contracts import ClientWork
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.privacy import Privacy
 from tfp_bfl.weights import ServerMessage
@@ -59,20 +59,17 @@ def test_pruned_weights_are_nothing_to_the_client_and_stay_with_the_server():
 def test_pruned_weights_would_count_by_a_rule_without_precisions(rule):
     model_fn = lambda: models.mlp("variational_dropout", (3,), 2, hidden=())
     make = functools.partial(algorithms.meta_vd, model_fn, num_clients=2)
-    with pytest.raises(InvalidArgument, match=f"By the rule {rule} a weight that a client prunes would count as the"):
-        make(rule=rule, threshold=0.8)
+    refuses(f"By the rule {rule} a weight that a client prunes would count as the", make, rule=rule, threshold=0.8)
     make(rule="conflation", threshold=0.8)
     for option, value in (("robust", "median"), ("max_change_norm", 5.0)):
-        with pytest.raises(InvalidArgument, match=f"{option} compares what all clients send of each weight"):
-            make(threshold=0.8, **{option: value})
+        refuses(f"{option} compares what all clients send of each weight", make, threshold=0.8, **{option: value})
     for options, message in (
         ({"privacy": Privacy(1.0, 1.0, 2), "weighting": "equal"}, "privacy limits how much a client changes the prec"),
         ({"secure_sums": 50.0}, "secure_sums rounds the precision"),
         ({"weighting": "distance"}, "weighting 'distance' compares all weights of the clients"),
         ({"max_magnitude": 1e4}, "max_magnitude is 10000, but clients send a standard deviation of 100000"),
     ):
-        with pytest.raises(InvalidArgument, match=message):
-            make(threshold=0.8, **options)
+        refuses(message, make, threshold=0.8, **options)
 
 
 def test_a_compressed_message_is_counted_as_a_federation_sends_it():

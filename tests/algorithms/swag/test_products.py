@@ -6,6 +6,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 from scipy import stats
 
+from tests.kit import refuses
 from tests.posterior import reference
 from tfp_bfl import posterior, rules
 from tfp_bfl.algorithms.swag.product import between_clients_variance, gaussian_product, with_random_effects
@@ -138,8 +139,7 @@ def test_prior_that_is_narrower_than_the_posteriors_is_refused():
         prior = MeanField(np.zeros(10), np.full(10, variance))
         precision = sum(np.linalg.inv(reference.dense(q)) for q in posteriors) - 2 * np.diag(1 / prior.variance)
         assert np.linalg.eigvalsh(precision).min() < 0
-        with pytest.raises(InvalidArgument, match=r"precision is not positive definite: .* no wider than the prior"):
-            gaussian_product(posteriors, prior)
+        refuses(r"precision is not positive definite: .* no wider than the prior", gaussian_product, posteriors, prior)
 
 
 def test_posterior_that_is_wider_than_the_prior_in_part_has_a_product():
@@ -151,8 +151,7 @@ def test_posterior_that_is_wider_than_the_prior_in_part_has_a_product():
 
 def test_diagonals_that_float64_cannot_tell_are_refused():
     q = LowRank(np.zeros(3), np.full(3, 1e-12), np.full((1, 3), 1e3))
-    with pytest.raises(InvalidArgument, match="diagonals are too small beside the deviations"):
-        gaussian_product([q, q])
+    refuses("diagonals are too small beside the deviations", gaussian_product, [q, q])
 
 
 @pytest.mark.parametrize("with_prior", [False, True])
@@ -216,8 +215,7 @@ good = reference.draw(4, 2, 0)
     ],
 )
 def test_what_makes_no_product_is_refused(posteriors, prior, message):
-    with pytest.raises(InvalidArgument, match=message):
-        gaussian_product(posteriors, prior)
+    refuses(message, gaussian_product, posteriors, prior)
 
 
 RNG = np.random.default_rng(0)
@@ -280,7 +278,6 @@ def test_a_product_of_clients_that_lie_apart_is_as_wide_as_they_are():
 
 
 def test_bad_posteriors_are_refused():
-    with pytest.raises(InvalidArgument, match="one at least"):
-        between_clients_variance([])
+    refuses("one at least", between_clients_variance, [])
     with pytest.raises(InvalidArgument):
         between_clients_variance([client([0.0], [1.0]), client([0.0, 1.0], [1.0, 1.0])])

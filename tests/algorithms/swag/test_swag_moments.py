@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import assert_same, refuses
 from tfp_bfl import posterior
 from tfp_bfl.algorithms.swag import swag_moments
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import LowRank, MeanField
 
 
@@ -112,8 +112,7 @@ def test_inside_a_while_loop():
     state, q = run(thetas)
     assert int(state.num_collected) == 11
     wanted = collected(thetas.numpy(), 4)
-    for have, want in zip((*state, *q), (*wanted, *swag_moments.posterior_of(wanted))):
-        np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-6)
+    assert_same((*state, *q), (*wanted, *swag_moments.posterior_of(wanted)), rtol=1e-5, atol=1e-6)
     with pytest.raises(tf.errors.InvalidArgumentError, match="too few iterates, but a covariance needs at least two"):
         run(thetas[:2])
 
@@ -143,5 +142,4 @@ def test_nothing_given_changes():
     ],
 )
 def test_bad_input_is_refused(call, message):
-    with pytest.raises(InvalidArgument, match=message):
-        call()
+    refuses(message, call)

@@ -197,13 +197,10 @@ def _compiled(
     round, padded = process.round, xla and len(set(clients.sizes)) > 1
     contribute, examples_of = tf.function(round.build_client(), autograph=False), _rows_of(clients, pad=padded)
 
-    def next_state(state: ServerState, chosen: tf.Tensor) -> Any:
+    def advance(state: ServerState, chosen: tf.Tensor) -> tuple[ServerState, Any, tf.Tensor]:
         sent = round.broadcast(state)
         total = sum_over(round, lambda k: contribute(sent, examples_of(k)), chosen)
-        return round.conclude(state, total)
-
-    def advance(state: ServerState, chosen: tf.Tensor) -> tuple[ServerState, Any, tf.Tensor]:
-        new, report = next_state(state, chosen)
+        new, report = round.conclude(state, total)
         for name in metrics:
             if name not in report or name == "clients":
                 raise InvalidArgument(f"The round has no metric {name!r}: it has {', '.join(sorted(report))}.")

@@ -164,7 +164,10 @@ def check_step_size(
     del others
     of_prior, is_known = prior_precision(prior_stddev), curvature != "estimate"
     if not is_known:
-        features, labels = _some_examples(clients, _EXAMPLES)
+        every = max(1, int(clients.sizes.sum()) // _EXAMPLES)
+        parts = map(clients.examples, range(clients.num_clients))
+        some = [(part.features[::every], part.labels[::every]) for part in parts]  # In proportion to their sizes.
+        features, labels = map(np.concatenate, zip(*some))
         given: Any = {"prior_stddev": prior_stddev, "likelihood": likelihood, "steps": _PRODUCTS}
         curvature = largest_curvature(model_fn, features, labels, num_examples=int(clients.sizes.sum()), **given)
     elif check_number(curvature, "curvature") <= of_prior:
@@ -184,14 +187,6 @@ def check_step_size(
         raise InvalidArgument(f"{start} any chain diverges from 2 / L = {2 / total:.3g} on: take a smaller step.")
     finer = f"take a smaller step or a finer compressor{without}"
     return f"{start} and these compressors a chain can diverge from {most:.3g} on: {finer}."
-
-
-def _some_examples(clients: ClientData, most: int) -> tuple[Array, Array]:
-    """Return about `most` examples of all clients, in proportion to their sizes."""
-    every = max(1, int(clients.sizes.sum()) // most)
-    parts = map(clients.examples, range(clients.num_clients))
-    some = [(part.features[::every], part.labels[::every]) for part in parts]
-    return np.concatenate([x for x, _ in some]), np.concatenate([y for _, y in some])
 
 
 def largest_curvature(

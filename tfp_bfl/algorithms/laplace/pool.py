@@ -106,7 +106,10 @@ class Curvatures(NamedTuple):
         alike = alike and self.exact == others.settings.exact
         if alike and self.exact:
             mode = _mode(own.rows, own.weights)
-            rows = _expanded(rows, as_vector(_mode(rows, weights)), as_vector(mode))
+            stack = tf.nest.map_structure(lambda *x: np.stack(x), *rows.values())
+            moved: Any = expanded_at(stack, as_vector(_mode(rows, weights)), as_vector(mode))
+            moved = tf.nest.map_structure(np.asarray, moved)
+            rows = {client: tf.nest.map_structure(lambda x, k=k: x[k], moved) for k, client in enumerate(rows)}
             weights = weights._replace(point=(*weights.point[: -len(mode)], *mode))
         here, there = tf.nest.flatten(own.weights), tf.nest.flatten(weights)
         if not alike or len(here) != len(there) or not all(np.array_equal(x, y) for x, y in zip(here, there)):
@@ -142,12 +145,6 @@ def expanded_at(rows: ClientCurvature, at: Array, to: Array) -> ClientCurvature:
     pushed = times(rows.curvature, to - at)
     nll = rows.nll + tf.tensordot(gradient + 0.5 * pushed, to - at, 1)
     return rows._replace(gradient=unflatten(gradient + pushed, like), nll=nll)
-
-
-def _expanded(rows: Rows, at: Array, to: Array) -> Rows:
-    stack = tf.nest.map_structure(lambda *x: np.stack(x), *rows.values())
-    moved_to = tf.nest.map_structure(np.asarray, expanded_at(stack, at, to))
-    return {client: tf.nest.map_structure(lambda x, k=k: x[k], moved_to) for k, client in enumerate(rows)}
 
 
 def _mode(rows: Rows, weights: ModelWeights) -> tuple[Any, ...]:
