@@ -28,6 +28,7 @@ from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import GAUSSIAN, POINT, resolved, title
 from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.export.info import with_scores
 from tfp_bfl.files import Path, write_whole
 from tfp_bfl.files.arrays import write_arrays
 from tfp_bfl.files.writing import begun, space
@@ -130,9 +131,8 @@ def write_results(
         shutil.rmtree(folder / half, ignore_errors=True)
     rows = "".join(json.dumps(row) + "\n" for row in result.rounds)
     (folder / "metrics.jsonl").write_text(rows, encoding="utf-8")
-    bfl.export.save(
-        result.model, folder / "saved_model", info, unusual, backbone.model_of(config, job.train.image_shape)
-    )
+    network = backbone.model_of(config, job.train.image_shape)
+    bfl.export.save(result.model, folder / "saved_model", with_scores(info, summary), unusual, network)
     if config.algorithm == "fl_swag" and not config.ensemble:
         settings = bfl.algorithms.swag.step.Product(None, config.diagonal_only, config.between_clients)
         bfl.algorithms.held.Held.of_stack(result.state.step, result.state.weights, settings).save(folder / CLIENTS)

@@ -22,6 +22,7 @@ from tfp_bfl.app.options.refusals import OF_ONE_PLACE, OF_TABLES
 from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation.sums import add_sums, from_sums, is_of_numbers, reliability_of, risk_coverage_of
+from tfp_bfl.export.info import with_scores
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes, write_arrays
 from tfp_bfl.files.tables import to_csv
@@ -307,7 +308,7 @@ def write_results(
     data |= {"target": list(schema.target)} if schema.target else {}
     info = bfl.export.Info(list(schema.class_names) or None, options, metrics, data)
     shutil.rmtree(folder / "saved_model", ignore_errors=True)  # Of a server that died before the summary.
-    bfl.export.save(result.model, folder / "saved_model", info)
+    bfl.export.save(result.model, folder / "saved_model", with_scores(info, {**metrics, "clients": of_clients}))
     variance = metrics.get("aleatoric", 0) + metrics.get("epistemic", 0)
     shown = {name: x for name, x in {**metrics, "clients": of_clients}.items() if name != "round"}
     page = bfl.plots.RunResults(
