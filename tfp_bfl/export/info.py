@@ -121,7 +121,7 @@ class _Unusual(pydantic.BaseModel, extra="forbid"):
     number: _Count
 
 
-class _Scores(pydantic.BaseModel, extra="forbid"):
+class _ScoreRows(pydantic.BaseModel, extra="forbid"):
     classes: list[Annotated[dict[str, Any], AfterValidator(_row)]] = []
     clients: list[Annotated[dict[str, Any], AfterValidator(_row)]] = []
 
@@ -131,7 +131,7 @@ _COLUMNS = TypeAdapter(list[tuple[Printable, _Finite, Annotated[_Finite, Field(g
 _MAPPING = TypeAdapter(dict[Printable, Any] | None)
 _METRICS = TypeAdapter(dict[str, Annotated[float, Field(strict=True)] | None] | None)
 _NAMES = TypeAdapter(list[Printable] | None)
-_SCORES = TypeAdapter(_Scores | None)
+_SCORES = TypeAdapter(_ScoreRows | None)
 _TARGET = TypeAdapter(tuple[Printable, _Finite, _Positive] | None)
 _UNUSUAL = TypeAdapter(_Unusual | None)
 
@@ -249,7 +249,7 @@ def scores_of(info: Info) -> dict[str, list[dict[str, Any]]]:
     """Return the rows with the scores of "classes" and "clients", those of the calibration if it has some."""
     given, calibration = (info.data or {}).get("scores"), calibration_of(info)
     wanted = "have rows of classes and of clients, each with its name and numbers"
-    found = _parsed(_SCORES, given, "scores of info's data", wanted) or _Scores()
+    found = _parsed(_SCORES, given, "scores of info's data", wanted) or _ScoreRows()
     clients = (calibration.clients if calibration else None) or found.clients
     return {name: rows for name, rows in (("class", found.classes), ("client", clients)) if rows}
 
