@@ -50,7 +50,7 @@ _SITE = """
   }
 """
 
-# A word is a run of characters of one text node without blanks: what <wbr> divides are several.
+# A word is a run of characters of one text node without blanks and hyphens: what <wbr> divides are several.
 _LAYOUT = """
   found.faults = []; found.cells = 0;
   for (const page of PAGES) for (const width of WIDTHS) {
@@ -76,7 +76,7 @@ _LAYOUT = """
         fault("cut", cell.textContent, inside.right - box.right);
       const texts = there.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
       for (let node = texts.nextNode(); node; node = texts.nextNode())
-        for (const word of node.data.matchAll(/\\S+/g)) {
+        for (const word of node.data.matchAll(/[^\\s-]+/g)) {
           range.setStart(node, word.index);
           range.setEnd(node, word.index + word[0].length);
           const lines = new Set([...range.getClientRects()].map((line) => Math.round(line.top)));

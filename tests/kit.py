@@ -1,7 +1,9 @@
 """What tests of many folders share: the command line, the files of a run, and comparisons of structures."""
 
+import html
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -122,3 +124,14 @@ def fake_study(monkeypatch, folder, program, summary):
 def sized(num_clients, num_examples, present):
     """The size of a federation, and of a round with so many sound clients."""
     return RoundSize(*map(tf.constant, (num_clients, num_examples, 1.0)), Population(tf.constant(present)))
+
+
+def plain(page):
+    """Leave out the marks of a page at which a text may continue in the next line."""
+    return re.sub("<span>(.*?)</span>", r"\1", page.replace("<wbr>", "").replace("\u200b", ""))
+
+
+def facts_of(path):
+    """Name of each line of the title block of a page -> its text."""
+    lines = re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", plain(path.read_text()).split("</dl>")[0])
+    return {name: html.unescape(re.sub("<.*?>", "", text)) for name, text in lines}

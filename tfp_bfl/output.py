@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -36,6 +37,13 @@ def in_formats(command: Callable[..., Any]) -> Callable[..., Any]:
         return status
 
     return formatted
+
+
+def command_line() -> str:
+    """Return the command of the command line as a shell reads it; "" where a program calls the library."""
+    context = click.get_current_context(silent=True)
+    arguments = context and context.find_root().obj
+    return shlex.join(["tfp-bfl", *arguments]) if arguments else ""
 
 
 def plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import pytest
 import tensorflow as tf
 import yaml
 
-from tests.kit import call, lines_of, refusal, summary_of
+from tests.kit import call, facts_of, lines_of, refusal, summary_of
 from tfp_bfl.app.cli import cli, clients
 from tfp_bfl.app.options.config import fields
 from tfp_bfl.engines import tff
@@ -72,8 +73,10 @@ def test_saved_model_of_a_run_predicts(small_run):
 
 @pytest.mark.deep(after="test_cli.py")
 def test_run_can_be_repeated_from_its_folder(small_run, tmp_path):
-    again = tmp_path / "again"
-    assert call("run", "--config", small_run / "config.yaml", "--output", again) == 0
+    again, facts = tmp_path / "again", facts_of(small_run / "report.html")
+    assert facts["Data"].startswith("digits, ") and facts["Outcome"].startswith("10 classes: 0, 1, 2")
+    program, *command = shlex.split(facts["Command"])
+    assert program == "tfp-bfl" and call(*command, "--output", again) == 0
     assert [without_clock(row) for row in rows(again)] == [without_clock(row) for row in rows(small_run)]
     config = yaml.safe_load((again / "config.yaml").read_text())
     assert config == yaml.safe_load((small_run / "config.yaml").read_text())

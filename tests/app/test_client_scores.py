@@ -1,15 +1,18 @@
 """Scores of each client of a run on its own test rows: in the summary, the report and clients.jsonl, by name."""
 
+import re
 import shutil
 
 import numpy as np
 import pytest
 
 import tfp_bfl as bfl
-from tests.kit import call, lines_of, refusal, summary_of
+from tests.kit import call, lines_of, plain, refusal, refuses, summary_of
 from tfp_bfl.app.one_run.calibrate import entropy
 from tfp_bfl.app.one_run.predict import Sets, predict
-from tfp_bfl.export import Calibration
+from tfp_bfl.export import Calibration, Info
+from tfp_bfl.export.info import with_scores
+from tfp_bfl.export.model_card import card as card_of
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
@@ -48,12 +51,25 @@ def test_hospitals_have_the_scores_of_their_own_rows(run):
 
 
 def test_the_report_names_them_and_estimates_nothing(run):
-    page = (run / "report.html").read_text().replace("<wbr>", "")
+    page = plain((run / "report.html").read_text())
     (first,) = [row for row in summary_of(run)["clients"] if row["client"] == "VA Long Beach"]
     cell = f"{first['accuracy']:.3f} [{first['accuracy_low']:.3f}, {first['accuracy_high']:.3f}]"
     table = page[page.index("Each client on its own test rows") :]
     assert cell in table and "Cleveland" in table and "estimate" not in page
     assert "Labels of the clients" in page
+
+
+def test_the_model_card_begins_with_use_and_scores_of_classes_and_clients(run):
+    card = (run / "saved_model" / "model_card.md").read_text()
+    heads = re.findall("^## (.*)$", card, re.MULTILINE)
+    assert heads[:4] == ["Intended use", "Scores by class", "Scores by client", "Metrics"]
+    assert heads[-1] == "Appendix: options of the training"
+    (first,) = [row for row in summary_of(run)["clients"] if row["client"] == "VA Long Beach"]
+    assert f"| VA Long Beach | 40 | {first['accuracy']:.3f} [{first['accuracy_low']:.3f}, " in card
+    info = bfl.export.read_info(run / "saved_model")
+    assert "scores" not in (with_scores(Info(), {**summary_of(run), "epsilon": 1.0}).data or {})
+    for damaged in (3, {"clients": [{"client": "x", "n": "many"}]}, {"classes": [{}]}, {"other": []}):
+        refuses("scores of info's data", card_of, info._replace(data={**info.data, "scores": damaged}))
 
 
 def test_evaluate_clients_scores_the_model_of_every_algorithm(run):

@@ -7,7 +7,7 @@ import pytest
 
 from tests import browser
 from tests.bench import made_up
-from tests.kit import refuses
+from tests.kit import plain, refuses
 from tfp_bfl.bench import page, reading, scatter, summary
 
 EVIL = '<script>alert("x")</script>&\u202e' + "long" * 30
@@ -36,6 +36,7 @@ class Reader(html.parser.HTMLParser):
 
     def __init__(self, text):
         super().__init__()
+        text = plain(text)
         self.elements, self.rows, self.open, self.in_results = [], [], [], False
         self.feed(text)
 
@@ -95,7 +96,7 @@ def test_texts_are_escaped_and_short_and_nothing_is_requested_from_elsewhere(tmp
 
 def test_points_are_labelled_links_in_figures_that_state_what_they_leave_out(tmp_path):
     text = written(tmp_path, mixed())
-    titles = re.findall(r"<figure><h3>(.*?)</h3>", text)
+    titles = re.findall(r"<figure><figcaption>(.*?)</figcaption><svg class=\"scatter", text)
     assert titles == [
         *("Accuracy against bytes", "RMSE against bytes", "NLL against time, classification"),
         *("NLL against time, regression", "Calibration against heterogeneity"),
@@ -131,9 +132,9 @@ def test_ranks_have_a_figure_a_score_or_a_reason(tmp_path):
 
 
 def test_failures_are_listed_with_reasons_also_alone(tmp_path):
-    assert "<p>None.</p>" in written(tmp_path, made_up.records())
+    assert '<p class="how">None.</p>' in written(tmp_path, made_up.records())
     text = written(tmp_path, mixed())
-    assert "<p>None.</p>" not in text and "Seed 1 failed: The loss is not finite &lt;script&gt;" in text
+    assert '<p class="how">None.</p>' not in text and "Seed 1 failed: The loss is not finite &lt;script&gt;" in text
     text = written(tmp_path, [made_up.failed("heart", method, 0, "No memory.") for method in made_up.METHODS])
     assert "No cell has both values of a figure." in text and text.count("No memory.") == 8
 

@@ -1,12 +1,13 @@
 """The command `tfp-bfl glm`, from a table to its report."""
 
 import csv
+import shlex
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tests.kit import json_of
+from tests.kit import call, facts_of, json_of
 from tfp_bfl import glm
 from tfp_bfl.app.cli import cli
 from tfp_bfl.glm.command import FAMILIES
@@ -44,6 +45,18 @@ def output_of(*arguments):
 
 def predictions(folder):
     return list(csv.DictReader((folder / "predictions.csv").open()))
+
+
+def test_the_command_of_a_report_repeats_the_fit(table, tmp_path):
+    given = ["--outcome", "ill", "--family", "bernoulli", "--client-column", "hospital", "--only", "age,sex"]
+    assert call("glm", table, *given, "--output", tmp_path / "first of two") == 0
+    facts = facts_of(tmp_path / "first of two" / "report.html")
+    assert facts["Data"] == str(table) and facts["Outcome"] == "ill"
+    program, *command, output = shlex.split(facts["Command"])
+    assert (program, output) == ("tfp-bfl", str(tmp_path / "first of two"))
+    assert call(*command, tmp_path / "second") == 0
+    one, two = (json_of(tmp_path / name / "posterior.json") for name in ("first of two", "second"))
+    assert one == two
 
 
 def test_a_report_with_table_and_posterior(table, tmp_path):

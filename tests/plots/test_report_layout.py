@@ -1,5 +1,6 @@
 """Reports of every kind in a browser: no cell cut, no word broken, nothing scrolls sideways, at three widths."""
 
+import datetime
 import hashlib
 import itertools
 import types
@@ -10,17 +11,21 @@ import pytest
 import tfp_bfl as bfl
 from tests import browser
 from tests.bench import made_up
+from tests.kit import facts_of
 from tests.plots.test_report import run
 from tfp_bfl import plots
 from tfp_bfl.bench import page as bench_page
 from tfp_bfl.evaluation.sums import score_sums, scores_of_sums
 from tfp_bfl.glm import report as glm_report
 from tfp_bfl.plots import tables
+from tfp_bfl.plots.page import About, Table
 from tfp_bfl.plots.score_tables import Repeated
 from tfp_bfl.sites.deployment.server import sections
 
 WIDTHS = (390, 1024, 1366)
 DIGEST = next(d for d in (hashlib.sha256(bytes([i])).hexdigest() for i in range(99)) if d[0] == "8")
+COMMAND = f"tfp-bfl glm /data/cardiology/{'patients_of_all_hospitals' * 3}.csv --outcome ill --family bernoulli"
+WITH_COMMAND = ("table", "images", "federation", "glm")
 SITES = ("north", "south_of_the_river", "Universitätsklinikum Hamburg-Eppendorf")
 
 
@@ -36,7 +41,9 @@ def a_run(name, **changes):
     summary = {**base.summary, "data": DIGEST, "brier": 0.125, "macro_recall": 0.7123456, "notes": ["No column left."]}
     summary["clients"] = scores_of_sums({site: sums_of(i) for i, site in enumerate(SITES)})
     summary |= {"baselines": {"class frequencies": {"accuracy": 0.6, "test_nll": 0.65}}}
-    return base._replace(config=config, summary=summary, rounds=rounds(), class_names=("healthy", "ill"), **changes)
+    about = About(config["dataset"], "2 classes: healthy, ill", "0.1.0", COMMAND)
+    fields = {"config": config, "summary": summary, "rounds": rounds(), "class_names": ("healthy", "ill")}
+    return base._replace(**fields, about=about, **changes)
 
 
 def sums_of(seed, number=36):
@@ -63,11 +70,15 @@ def linear_model(folder):
     names = ("age_of_the_patient", "chest_pain=atypical angina", "cholesterol")
     clients = [(x[:100], y[:100]), (x[100:], y[100:])]
     fitted = bfl.glm.fit(clients, family="bernoulli", prior_stddev=2.0, names=names)
-    glm_report.write_folder(folder, fitted, SITES[:2], 0.95, [], {"column": "ill"})
+    glm_report.write_folder(
+        folder, fitted, SITES[:2], 0.95, [], {"column": "ill"}, About("patients.csv", command=COMMAND)
+    )
     return folder / "report.html"
 
 
-def written(folder):
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
     pairs = itertools.product(("variational", "distributed_consolidation"), (0.01, 0.1))
     groups = [f"algorithm={name},learning_rate={rate}" for name, rate in pairs]
     runs = [a_run(name)._replace(config={"algorithm": name, "learning_rate": 0.1}) for name in groups]
@@ -92,10 +103,32 @@ def test_the_kind_of_a_cell_is_that_of_its_value():
     assert [settings[name][0].is_words for name in ("seeds", "rate", "skip")] == [True, False, False]
 
 
+def test_wide_tables_are_divided_by_columns_and_lose_nothing():
+    cells = lambda row: [tables.Cell(f"{row}.{column}" + "0" * column) for column in range(20)]
+    whole = Table("Results", ["run", *map(str, range(20))], [(f"run {row}", cells(row)) for row in range(3)])
+    parts = whole.parts
+    assert len(parts) > 1 and all(0 < part.width <= 56 and part.head[0] == "run" for part in parts)
+    assert [name for part in parts for name in part.head[1:]] == whole.head[1:]
+    for row, (name, own) in enumerate(whole.rows):
+        assert {part.rows[row][0] for part in parts} == {name}
+        assert [cell for part in parts for cell in part.rows[row][1]] == own
+    widest = Table("Words", ["run", "a", "b"], [("x", [tables.Cell("9" * 200)] * 2)])
+    assert [part.head for part in widest.parts] == [["run", "a"], ["run", "b"]]
+
+
+@pytest.mark.deep(after="tests/plots/test_report_layout.py")
+def test_every_kind_has_a_title_block(pages):
+    for name, path in pages.items():
+        facts = facts_of(path)
+        assert facts["Date"] == datetime.date.today().isoformat() and facts["Version"].startswith("tfp_bfl "), name
+        assert facts["Data"] and facts["Outcome"], name
+        assert facts.get("Command", COMMAND) == COMMAND and ("Command" in facts) == (name in WITH_COMMAND), name
+
+
 @pytest.mark.deep(after="tests/plots/test_report_layout.py")
 @browser.needs_chromium
-def test_every_kind_of_report_fits_three_widths(tmp_path):
-    found = browser.layout(written(tmp_path).values(), WIDTHS, tmp_path)
+def test_every_kind_of_report_fits_three_widths(pages, tmp_path):
+    found = browser.layout(pages.values(), WIDTHS, tmp_path)
     assert found["cells"] > 1_000
     assert not found["faults"], "\n".join(map(str, found["faults"]))
 

@@ -323,7 +323,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     if empty:
         return fail(f"{empty[0].rstrip('=')} is empty: give it a value, or leave it out.", 2)
     try:
-        status = cli.main(list(arguments), prog_name="tfp-bfl", standalone_mode=False)
+        status = cli.main(list(arguments), prog_name="tfp-bfl", standalone_mode=False, obj=list(arguments))
     except (InvalidArgument, MissingDependency) as error:
         return fail(error, 2)
     except click.NoSuchOption as error:

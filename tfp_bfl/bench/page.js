@@ -17,11 +17,8 @@
       row.hidden = !fits;
       if (fits) shown.add(row.dataset.row);
     }
-    for (const item of all(".point, .cell")) {
-      const hide = !shown.has(item.dataset.row);
-      if (item.matches(".point")) item.style.display = hide ? "none" : ""; // An SVG's link has no `hidden`.
-      else item.hidden = hide;
-    }
+    for (const point of all(".point")) point.style.display = shown.has(point.dataset.row) ? "" : "none";
+    for (const cell of all("main [id^=cell-]")) cell.parentElement.hidden = !shown.has(cell.id.slice(5));
     count.textContent = shown.size + " of " + rows.length + " rows";
   };
 
@@ -40,7 +37,7 @@
     head.setAttribute("aria-sort", down ? "descending" : "ascending");
     const column = head.cellIndex;
     const value = (row) => row.cells[column].dataset.value ?? row.cells[column].textContent.trim().toLowerCase();
-    const isNumeric = head.dataset.kind === "number";
+    const isNumeric = head.matches(".number");
     const compare = (a, b) => {
       const [x, y] = [value(a), value(b)];
       if (!isNumeric) return (down ? -1 : 1) * x.localeCompare(y);

@@ -5,13 +5,11 @@ None for "fed_avg" if it occurs, else the first. Records that are missing or dam
 has, are `InvalidArgument`.
 """
 
-import base64
-import hashlib
 import math
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from markupsafe import Markup
 
@@ -19,9 +17,11 @@ from tfp_bfl.bench import ranks, scatter, summary
 from tfp_bfl.bench.reading import SCORES, Bench, BenchRecord, arrange, finite, read, score_of, shorten
 from tfp_bfl.bench.summary import cost_of, mean, text_of
 from tfp_bfl.files.tables import to_csv, to_markdown
-from tfp_bfl.files.writing import write_bytes, write_whole
+from tfp_bfl.files.writing import write_whole
+from tfp_bfl.output import command_line
+from tfp_bfl.plots import page as pages
 from tfp_bfl.plots.learning import learning_comparison
-from tfp_bfl.plots.page import Cell, Table, environment, table
+from tfp_bfl.plots.page import About, Cell, Picture, Section, Table, table
 from tfp_bfl.plots.score_tables import Repeated, compare_all, difference_cells, digits, score_cells
 from tfp_bfl.plots.style import save_all
 from tfp_bfl.plots.tables import DASH, MOST_CLIENTS, text, with_interval
@@ -30,14 +30,23 @@ _FIRST = "test_nll"  # Classification and regression have it.
 _FULL = 500
 _ABOUT = ("dataset", "model", "task", "clients", "examples", "test_examples", "heterogeneity")
 _POINT = {"seconds": "Time (CPU s)", "mb": "Sent (MB)"}
-
-
-class Sorted(NamedTuple):
-    """Hold a cell of the results: its text, whether it is bold, and the number that it is sorted by, or ""."""
-
-    text: str
-    is_best: bool
-    sort: str
+_OF_RESULTS = (
+    "Each row is a method in a setting. A method's name opens its chosen values, scores by seed, cost and trajectory."
+)
+_OF_FIGURES = (
+    "Each point is a method in a setting, the mean over seeds. Hover over a point or move to it with the tab key for "
+    "its name; a click or Enter opens its details. Axes with values that differ by a factor of 20 or more are "
+    "logarithmic."
+)
+_OF_BUDGETS = (
+    "Scores of the current model at its last evaluation within a budget. The budget of a setting is what the reference "
+    "method used in all its rounds, the largest over its seeds. The final model of a method can differ from its "
+    "current model, for example as a mean over rounds."
+)
+_OF_SETTINGS = (
+    "Heterogeneity is the mean total variation distance between the clients' label distributions and the pooled "
+    "distribution: 0 for clients with equal distributions."
+)
 
 
 def write_page(folder: pathlib.Path, output: pathlib.Path, reference: str | None = None) -> pathlib.Path:
@@ -45,31 +54,62 @@ def write_page(folder: pathlib.Path, output: pathlib.Path, reference: str | None
 
     Missing folders are made, and an old file is replaced.
     """
-    bench, output = arrange(read(folder), reference), pathlib.Path(output)
-    templates = environment("tfp_bfl.bench")
-    templates.filters |= {"short": shorten, "full": lambda name: shorten(name, _FULL)}
+    bench = arrange(read(folder), reference)
+    abouts = [record.about for record in bench.records]
+    stated = lambda name: shorten(", ".join(dict.fromkeys(text(x[name]) for x in abouts if x.get(name))), _FULL)
     source = lambda name: pathlib.Path(__file__).with_name(name).read_text(encoding="utf-8")
-    script = source("page.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
-    keys, cells = bench.score_keys(), rows(bench)
-    page = templates.get_template("page.html.jinja").render(
-        bench=bench,
-        keys=keys,
-        score_of=score_of,
-        summary=summary,
-        first=_FIRST if _FIRST in keys else next(iter(keys), None),
-        rows=cells,
-        plots=plots(bench, {(row["setting"], row["method"]): row["number"] for row in cells}),
-        marker=scatter.marker,
-        ranked=ranked(bench),
-        settings=settings(bench),
-        style=Markup(source("page.css")),
-        script=Markup(script),
-        digest=f"sha256-{digest}",
+    differences = f"Differences are to the reference method, {shorten(bench.reference)}."
+    page = pages.page_text(
+        f"Benchmark of {len(bench.methods)} methods on {stated('dataset') or 'several data sets'}",
+        About(stated("dataset"), stated("task"), command=command_line()),
+        [*_sections(bench)],
+        statements=[f"{summary.header(bench)} {differences}"],
+        style=source("results.css"),
+        script=source("page.js"),
     )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(output, page.encode("utf-8", errors="replace"))
-    return output
+    return pages.write_page(pathlib.Path(output), page)
+
+
+def _sections(bench: Bench) -> Iterator[Section]:
+    """Yield the sections of the page; details of cells have the numbers of the rows of results."""
+    keys, cells = bench.score_keys(), rows(bench)
+    direction = {0: "", 1: "; higher is better", -1: "; lower is better"}
+    every = [(x.label, [Cell(x.hint + direction[x.sign], is_words=True)]) for x in map(score_of, keys) if x.hint]
+    scores = [table("Scores", [], every)] if every else []
+    yield Section("How to read this page", "\n".join(summary.HOW_TO_READ), tables=scores, is_folded=True)
+    templates = pages.environment("tfp_bfl.bench")
+    templates.filters |= {"short": shorten, "full": lambda name: shorten(name, _FULL)}
+    first = _FIRST if _FIRST in keys else next(iter(keys), None)
+    given = {"bench": bench, "keys": keys, "score_of": score_of, "first": first, "rows": cells}
+    results = Markup(templates.get_template("results.html.jinja").render(given))
+    yield Section("Results", _OF_RESULTS, is_wide=True, anchor="results", markup=results)
+    item = Markup('<li><svg viewBox="0 0 16 16" aria-hidden="true" class="s{}">{}</svg>{}</li>').format
+    key = Markup().join(item(i % 6, scatter.marker(i, 8, 8), shorten(x)) for i, x in enumerate(bench.settings))
+    drawn = plots(bench, {(row["setting"], row["method"]): row["number"] for row in cells})
+    how = _OF_FIGURES if drawn else "No cell has both values of a figure."
+    markup = Markup('<ul class="key">{}</ul>').format(key)
+    yield Section("Figures", how, drawn, is_wide=True, anchor="figures", markup=markup)
+    yield from ranked(bench)
+    yield Section("Equal cost", _OF_BUDGETS, is_wide=True, anchor="budgets")
+    for setting in bench.settings:
+        limited = [_shown(summary.at_budget(bench, setting, limit)) for limit in summary.budgets(bench, setting)]
+        how = "" if limited else "No method has a trajectory."
+        yield Section(f"Equal cost: {shorten(setting)}", how, tables=limited, is_folded=True)
+    yield Section("Settings", _OF_SETTINGS, tables=[_shown(settings(bench))], is_wide=True, anchor="settings")
+    failures = summary.failures(bench)
+    found = [failures] if failures.rows else []
+    yield Section("Failures", "" if found else "None.", tables=found, is_wide=True, anchor="failures")
+    yield Section("Details", "The cells of the table of results.", is_wide=True, anchor="cells")
+    for row in cells:
+        named = f"{shorten(row['method'], _FULL)} in {shorten(row['setting'], _FULL)}."
+        how = "\n".join([named, f"Chosen values: {row['chosen']}. Tuning trials: {row['trials']}.", *row["failed"]])
+        heading = f"{shorten(row['setting'])}, {shorten(row['method'])}"
+        yield Section(heading, how, tables=row["tables"], is_folded=True, anchor=f"cell-{row['number']}")
+
+
+def _shown(content: Table) -> Table:
+    """Return a table with the names of its rows on one line, cut in the middle."""
+    return content._replace(rows=[(shorten(name), cells) for name, cells in content.rows])
 
 
 def write_tables(folder: pathlib.Path, reference: str | None = None, forms: Iterable[str] = ()) -> list[pathlib.Path]:
@@ -115,10 +155,10 @@ def rows(bench: Bench) -> list[dict[str, Any]]:
                     "method": method,
                     "scores": [column[i] for column in scores],
                     "costs": [
-                        Sorted(f"{sound}" + (f", {len(failed)} failed" if failed else ""), False, str(sound)),
+                        Cell(f"{sound}" + (f", {len(failed)} failed" if failed else ""), sort=str(sound)),
                         *_sorted([Cell(summary.rounds(cell))], [cell[0].num_rounds]),
                         *_sorted([Cell(text_of(cost)) for cost in costs], costs),
-                        Sorted(unfinished, False, unfinished.partition(" ")[0]),
+                        Cell(unfinished, sort=unfinished.partition(" ")[0]),
                     ],
                     "chosen": summary.chosen(cell),
                     "trials": ", ".join(dict.fromkeys(str(record.trials) for record in cell)),
@@ -129,8 +169,8 @@ def rows(bench: Bench) -> list[dict[str, Any]]:
     return found
 
 
-def _sorted(cells: Iterable[Cell], values: Iterable[float | None]) -> list[Sorted]:
-    return [Sorted(cell.text, cell.is_best, "" if x is None else repr(x)) for cell, x in zip(cells, values)]
+def _sorted(cells: Iterable[Cell], values: Iterable[float | None]) -> list[Cell]:
+    return [cell._replace(sort="" if x is None else repr(x)) for cell, x in zip(cells, values)]
 
 
 def _of_seeds(title: str, values: Mapping[int, Mapping[str, float]], label: Callable[[str], str]) -> Table:
@@ -167,11 +207,11 @@ def trajectory(cell: Sequence[BenchRecord]) -> Table:
     return table("Trajectory of the current model, mean over seeds", head, table_rows)
 
 
-def plots(bench: Bench, numbers: Mapping[tuple[str, str], int]) -> list[dict[str, Any]]:
+def plots(bench: Bench, numbers: Mapping[tuple[str, str], int]) -> list[Picture]:
     """Draw quality against bytes, NLL against time, and calibration against heterogeneity, as far as records have them.
 
     NLL of classes and of numbers have different units, so that each task has its own figure. `numbers` has the row of
-    each setting and method. Of each figure there are its title, the SVG, and a caption on cells that it leaves out.
+    each setting and method. Below each figure stands how many cells it leaves out.
     """
     stated = {s: {r.about.get("task") for r in bench.records if r.setting == s} - {None} for s in bench.settings}
     # As the records say, or by their scores.
@@ -204,12 +244,12 @@ def plots(bench: Bench, numbers: Mapping[tuple[str, str], int]) -> list[dict[str
         if points:
             caption = f"{len(points)} points." + (f" Not shown for lack of a value: {left_out}." if left_out else "")
             svg = scatter.figure(points, label, score_of(key).label, title)
-            found.append({"title": title, "svg": svg, "caption": caption})
+            found.append(Picture(title, "", caption, svg=svg))
     return found
 
 
-def ranked(bench: Bench) -> dict[str, Any]:
-    """Return the average ranks of each score with a direction, their figures, and reasons of scores without ranks."""
+def ranked(bench: Bench) -> Iterator[Section]:
+    """Yield the average ranks of each score with a direction, their figures, and reasons of scores without ranks."""
     columns: dict[str, dict[str, float]] = {}
     figures, reasons = [], []
     for label, found in summary.rankings(bench).items():
@@ -218,14 +258,18 @@ def ranked(bench: Bench) -> dict[str, Any]:
             continue
         columns[label] = dict(zip(found.methods, found.average))
         compared, result = summary.tested(found)
-        figure = {"title": label, "result": result, "note": summary.unranked(found)}
-        figure["svg"] = ranks.figure(found, compared, f"Average ranks by {label}")
-        figures.append({**figure, "has_groups": bool(compared and compared.groups)})
+        bars = "Bars at the right join methods with average ranks that differ by less than CD."
+        note = f"Dots: average ranks. {bars if compared and compared.groups else ''}".strip()
+        drawn = Picture("", "", note, svg=ranks.figure(found, compared, f"Average ranks by {label}"))
+        figures.append(Section(f"Ranks by {label}", f"{result}\n{summary.unranked(found)}", [drawn], is_folded=True))
     first = next(iter(columns.values()), {})
     methods = dict.fromkeys(m for column in columns.values() for m in column)
     cells = lambda m: [f"{column[m]:.2f}" if m in column else DASH for column in columns.values()]
-    table_rows = [(method, cells(method)) for method in sorted(methods, key=lambda m: first.get(m, math.inf))]
-    return {"table": table("Average ranks", ["Method", *columns], table_rows), "figures": figures, "reasons": reasons}
+    table_rows = [(shorten(m), cells(m)) for m in sorted(methods, key=lambda m: first.get(m, math.inf))]
+    content = [table("Average ranks", ["Method", *columns], table_rows)] if table_rows else []
+    how = "\n".join((*summary.HOW_TO_READ_RANKS, *reasons))
+    yield Section("Ranks", how, tables=content, is_wide=True, anchor="ranks")
+    yield from figures
 
 
 def settings(bench: Bench) -> Table:

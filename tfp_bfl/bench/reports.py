@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,6 +28,7 @@ from tfp_bfl.data.series import series_columns
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.export.info import has_unusual
 from tfp_bfl.files.tables import FORMATS
+from tfp_bfl.output import command_line
 from tfp_bfl.plots.style import save_all
 
 if TYPE_CHECKING:  # What draws is imported when something is drawn.
@@ -145,8 +147,8 @@ def _write_page(
     saved: tuple[pathlib.Path, Sequence[str]],
 ) -> pathlib.Path:
     """Write the page of runs, of which each group with several seeds shows its first, and the figures to be saved."""
-    number, repeated = len(given), any(len(group.runs) > 1 for group in groups)
-    figures = curves(groups, [folder for folder, _ in given]) if repeated or len(given) > 1 else {}
+    every, number, repeated = [folder for folder, _ in given], len(given), any(len(group.runs) > 1 for group in groups)
+    figures = curves(groups, every) if repeated or len(given) > 1 else {}
     if repeated:
         firsts = [group.runs[0] for group in groups]
         given, records = [given[i] for i in firsts], [records[i] for i in firsts]
@@ -180,6 +182,7 @@ def _write_page(
             out_of_distribution=others[0].name if others else "",
             figures=figures,
             repeated=[group.repeated for group in groups] if repeated else (),
+            command=command_line() or shlex.join(["tfp-bfl", "report", *map(str, every), "--output", str(path)]),
         )
         if saved[1]:
             save_all(figures, *saved)
@@ -203,7 +206,7 @@ def _read_results(
             "the run where it was made, or give it the same data."
         )
     clients = datasets.shares(config, data.train, data.clients).clients
-    return written.results(name, config, summary, rounds, predictions, test, clients)
+    return written.results(name, config, summary, rounds, predictions, test, clients, folder)
 
 
 def _others(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping[Any, Any]) -> list[bfl.data.Source]:

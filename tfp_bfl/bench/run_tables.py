@@ -84,11 +84,8 @@ def table_text(groups: Sequence[RunGroup], suffix: str, style: Style = DEFAULT) 
         lines = [[group.name, str(len(group.scores)), *of(group)] for group in rows]
         return to_csv([["group", "seeds", *columns], *lines])
     form = score_tables.ScoreForm(style.digits, style.percent, style.interval)
-    table = score_tables.scores(rows, keys, form)
     numbers = sorted({len(group.scores) for group in rows})
-    if len(numbers) == 1:
-        table = table._replace(rows=table.rows[1:])  # Without the number of seeds.
-    found = [table]
+    found = [score_tables.scores(rows, keys, form, counts=len(numbers) > 1)]
     if any(score_tables.compare(other, rows[0], key) for other in rows[1:] for key in keys):
         found.append(score_tables.differences(rows, keys, form))
     parts = [FORMATS[suffix](_lines(table, style.columns is None)) for table in found]
@@ -155,10 +152,9 @@ def _place(groups: Sequence[RunGroup], row: str) -> int:
 
 def _lines(table: Table, fits: bool) -> Rows:
     """Return a line a group, as papers have it; if it `fits`, with as many scores as `_WIDEST` letters hold."""
-    head = [table.title if table.title != "Results" else "", *(name for name, _ in table.rows)]
-    columns = zip(*(cells for _, cells in table.rows))
+    head = [table.title if table.title != "Results" else "", *table.head[1:]]
     bold = lambda cell: f"**{cell.text}**" if cell.is_best else cell.text
-    rows = [head, *([name, *map(bold, cells)] for name, cells in zip(table.head[1:], columns))]
+    rows = [head, *([name, *map(bold, cells)] for name, cells in table.rows)]
     too_wide = lambda: any(len(x) > _WIDEST for form in (to_latex, to_markdown) for x in form(rows).splitlines())
     while fits and len(rows[0]) > 2 + ("Seeds" in head) and too_wide():
         rows = [row[:-1] for row in rows]

@@ -24,9 +24,10 @@ MOST_BYTES = 2**22
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
-    """Check that a value is the row of a client: its name, and numbers."""
-    TypeAdapter(Printable).validate_python(row["client"])
-    TypeAdapter(Annotated[dict[str, _Finite], Field(min_length=2)]).validate_python({**row, "client": 0.0})
+    """Check that a value is the row of a client or of a class: its name, and numbers."""
+    what = "class" if "class" in row else "client"
+    TypeAdapter(Printable).validate_python(row[what])
+    TypeAdapter(Annotated[dict[str, _Finite], Field(min_length=2)]).validate_python({**row, what: 0.0})
     return row
 
 
@@ -44,7 +45,8 @@ class Info(NamedTuple):
         that was revised clients, those with a part in the model; of a client's own model client, its number, and
         client_in_training; unusual, the rate of false alarms of that output and the number of held-out examples;
         columns and target, how a table and what is regressed on were standardised; encoding, how the columns of a table
-        with categories or empty cells became these columns; and metrics_on, the split that the metrics are of.
+        with categories or empty cells became these columns; metrics_on, the split that the metrics are of; and
+        scores, rows with the scores of classes and clients there (`scores_of`).
       calibration: what held-out examples say of it: number, temperature, limit (above which of which uncertainty it
         abstains, with what it keeps), sets (with which coverage, from which probability on).
       model: the model itself, which `save` describes.
@@ -119,11 +121,17 @@ class _Unusual(pydantic.BaseModel, extra="forbid"):
     number: _Count
 
 
+class _ScoreRows(pydantic.BaseModel, extra="forbid"):
+    classes: list[Annotated[dict[str, Any], AfterValidator(_row)]] = []
+    clients: list[Annotated[dict[str, Any], AfterValidator(_row)]] = []
+
+
 _CALIBRATION = TypeAdapter(Calibration)
 _COLUMNS = TypeAdapter(list[tuple[Printable, _Finite, Annotated[_Finite, Field(ge=0)]]])
 _MAPPING = TypeAdapter(dict[Printable, Any] | None)
 _METRICS = TypeAdapter(dict[str, Annotated[float, Field(strict=True)] | None] | None)
 _NAMES = TypeAdapter(list[Printable] | None)
+_SCORES = TypeAdapter(_ScoreRows | None)
 _TARGET = TypeAdapter(tuple[Printable, _Finite, _Positive] | None)
 _UNUSUAL = TypeAdapter(_Unusual | None)
 
@@ -219,6 +227,33 @@ def has_unusual(info: Info) -> bool:
     return _parsed(_UNUSUAL, stated, "unusual of info's data", "give a rate of at most 1, and a number") is not None
 
 
+def with_scores(info: Info, summary: Mapping[str, Any], most: int = 200) -> Info:
+    """Return what is known of a model with the scores of classes and clients in the summary of its run.
+
+    Without a few: rows after the first `most`, and all of a training with differential privacy, which does not cover
+    them.
+    """
+    if any(summary.get(name) is not None for name in ("epsilon", "example_epsilon")):
+        return info
+    classes = [{"class": name, **row} for name, row in (summary.get("classes") or {}).items()]
+    scores = {"classes": classes[:most], "clients": [*summary.get("clients", ())][:most]}
+    text = lambda x: x if not isinstance(x, str) or x.isprintable() else ascii(x)
+    is_sound = lambda x: isinstance(x, str) or (x is not None and math.isfinite(x))
+    of = lambda rows: [{name: text(x) for name, x in row.items() if is_sound(x)} for row in rows if len(row) > 1]
+    return info._replace(
+        data={**(info.data or {}), "scores": {name: of(rows) for name, rows in scores.items() if rows}}
+    )
+
+
+def scores_of(info: Info) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows with the scores of "classes" and "clients", those of the calibration if it has some."""
+    given, calibration = (info.data or {}).get("scores"), calibration_of(info)
+    wanted = "have rows of classes and of clients, each with its name and numbers"
+    found = _parsed(_SCORES, given, "scores of info's data", wanted) or _ScoreRows()
+    clients = (calibration.clients if calibration else None) or found.clients
+    return {name: rows for name, rows in (("class", found.classes), ("client", clients)) if rows}
+
+
 def calibration_of(info: Info) -> Calibration | None:
     """Return the result of `tfp-bfl calibrate`; None for a model that was not calibrated."""
     if info.calibration is None:
@@ -268,7 +303,7 @@ def from_json(content: bytes) -> Info:
         info = check(Info(**json.loads(content.decode("ascii"))))
         facts = _Facts.model_validate(dict(info.model or {}))
         features_of(info)
-        calibration_of(info)
+        scores_of(info)
         has_unusual(info)
         valid = bool(facts.num_classes) == (target_of(info) is None)
     except (RecursionError, TypeError, ValueError):

@@ -3,10 +3,11 @@
 import functools
 import json
 import re
+from typing import Any
 
 import jinja2
 
-from tfp_bfl.export.info import Info, calibration_of, columns_of, features_of, offsets_of, target_of
+from tfp_bfl.export.info import Info, calibration_of, columns_of, features_of, offsets_of, scores_of, target_of
 from tfp_bfl.export.rows import inputs_of
 from tfp_bfl.export.statement import statement, temperature_of
 from tfp_bfl.labels import label_of
@@ -16,10 +17,14 @@ NAME = "model_card.md"
 _MARKS = re.compile(r"[\\`*\[\]!#|~]|:(?=//)|(?<=www)\.")
 
 # Keys of the data that have a section of their own.
-_ASIDE = ("metrics_on", "columns", "encoding", "target", "unusual")
+_ASIDE = ("metrics_on", "columns", "encoding", "target", "unusual", "scores")
 
-# Of a column that are listed, and of clients.
+# Of a column that are listed, and of classes and clients.
 _MOST_LEVELS = 30
+# Of a row of a class or a client -> the heading.
+_HEADS = {"class": "class", "client": "client", "n": "test rows", "examples": "test examples", "accuracy": "accuracy"}
+_HEADS |= {name: name for name in ("recall", "precision", "sensitivity", "specificity")}
+_HEADS |= {"rmse": "RMSE", "test_nll": "NLL", "coverage": "coverage", "set_limit": "sets of the client from"}
 
 
 def card(info: Info) -> str:
@@ -42,6 +47,7 @@ def card(info: Info) -> str:
         scores=info.metrics or {},
         metrics={label_of(name): x for name, x in (info.metrics or {}).items()},
         calibration=calibration_of(info),
+        tables=[(what, *_table(rows[:_MOST_LEVELS])) for what, rows in scores_of(info).items()],
         most=_MOST_LEVELS,
         classes=classes,
         are_numbers=classes == [str(number) for number in range(len(classes))],
@@ -74,6 +80,16 @@ def rounding(info: Info) -> str:
         f"{max(offsets.values()) * 2**-24:.2g} of one: {names}. Call the functions with float64; signatures, "
         "predict_rows and TensorFlow Lite accept only float32."
     )
+
+
+def _table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Return the head and the cells of rows with scores, in brackets the 95 % intervals of those that have one."""
+    used = [name for name in _HEADS if any(name in row for row in rows)]
+    form = lambda x: f"{x:.3f}" if isinstance(x, float) else _cell(x)
+    ends = lambda row, name: [row[f"{name}_{end}"] for end in ("low", "high") if f"{name}_{end}" in row]
+    interval = lambda row, name: f" [{', '.join(map(form, ends(row, name)))}]" if ends(row, name) else ""
+    cell = lambda row, name: f"{form(row[name])}{interval(row, name)}" if name in row else ""
+    return [_HEADS[name] for name in used], [[cell(row, name) for name in used] for row in rows]
 
 
 def _cell(value: object) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from tfp_bfl.data.names import as_names
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
 from tfp_bfl.files import name as path_name
-from tfp_bfl.output import Record, in_formats
+from tfp_bfl.output import Record, command_line, in_formats
 
 FAMILIES = ("gaussian", "bernoulli", "poisson", "multinomial", "cox")
 EXAMPLES = """
@@ -161,8 +161,9 @@ def glm_model(table: str | None, family: str, output: str | None, **given: Any) 
     if output is not None:
         of = {name: given[name] for name in ("event", "event_value", "exposure")} | {"column": given["outcome"]}
         drawn = report.estimates(result, read, given["level"], options)
-        of_report = given["level"], [*notes, *further], of, drawn
-        report.write_folder(pathlib.Path(output), result, read.client_names, *of_report)
+        fitted = pathlib.Path(output), result, read.client_names, given["level"]
+        about = report.About(str(table or run), command=command_line())
+        report.write_folder(*fitted, [*notes, *further], of, about, drawn)
         if rows is not None:
             predicted = pathlib.Path(output) / "predictions.csv"
             for line in report.write_predictions(predicted, rows, result, read.client_names, given["level"]):

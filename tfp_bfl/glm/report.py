@@ -25,7 +25,7 @@ from tfp_bfl.glm.posterior import Coefficients, Posterior, as_text, mean_of, qua
 from tfp_bfl.glm.random_features import RandomFeatures
 from tfp_bfl.glm.sums import Sums, pack
 from tfp_bfl.plots.forest import Estimate, forest_plot
-from tfp_bfl.plots.page import Cell, Section, Table, picture, write_page
+from tfp_bfl.plots.page import About, Cell, Section, Table, page_text, picture, write_page
 
 Result = Posterior | Hierarchical
 # More coefficients or clients than these a forest plot does not draw: the largest clients are drawn.
@@ -235,6 +235,7 @@ def write_folder(
     level: float,
     notes: Sequence[str],
     outcome: Mapping[str, Any],
+    about: About,
     found: Estimates | None = None,
     columns: Mapping[str, Any] | None = None,
 ) -> None:
@@ -244,6 +245,7 @@ def write_folder(
       folder, result, client_names, level: of the fit and its intervals.
       notes: sentences above the report.
       outcome: column, event and exposure of the outcome, for posterior.json.
+      about: data and command of the report's title block.
       found: coefficients of clients; None leaves them out.
       columns: further content of posterior.json.
     """
@@ -257,7 +259,7 @@ def write_folder(
     rows = [
         (
             str(r["coefficient"]),
-            [Cell(as_text(value), is_words=isinstance(value, str)) for value in list(r.values())[1:]],
+            [Cell(as_text(value), is_words=isinstance(value, str) and value != "") for value in list(r.values())[1:]],
         )
         for r in printed
     ]
@@ -273,11 +275,14 @@ def write_folder(
             is_wide=True,
         ),
     ]
-    given = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in outcome.items() if value is not None)
+    more = {name: ", ".join(x) if isinstance(x, list) else x for name, x in outcome.items() if x and name != "column"}
+    of = ", ".join([outcome["column"], *(f"{name.replace('_', ' ')} {x}" for name, x in more.items())])
     named = ", ".join([*map(str, client_names[:_MOST_CLIENTS]), *["..."] * (len(client_names) > _MOST_CLIENTS)])
-    statements = [f"{headline(posterior)}.", *standard_deviations(result), f"Outcome: {given}.", f"Clients: {named}."]
-    title = f"{posterior.family} model of {outcome['column']}"
-    write_page(folder / "report.html", title, statements, notes, [], sections)
+    statements = [f"{headline(posterior)}.", *standard_deviations(result), f"Clients: {named}."]
+    title = f"{posterior.family} model of {outcome['column']} in {pathlib.Path(about.data).name}"
+    about = about._replace(outcome=of)
+    page = page_text(title, about, sections, statements=statements, warnings=notes)
+    write_page(folder / "report.html", page)
 
 
 def as_json(result: Result) -> dict[str, Any]:

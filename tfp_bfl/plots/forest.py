@@ -1,5 +1,6 @@
 """Coefficients of clients side by side: the forest plot of a meta-analysis."""
 
+import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,9 +10,8 @@ from matplotlib.figure import Figure
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.plots import style
 
-_COLUMNS = 2
-# Letters of a title that have room above a panel.
-_TITLE = 24
+# Letters of a title above one of two panels beside each other, of a line of a title, and of a title.
+_SHORT, _TITLE, _LONGEST = 12, 26, 78
 _LINE, _FRAME = 0.17, 1.1
 
 
@@ -29,7 +29,7 @@ def forest_plot(names: Sequence[str], estimates: Sequence[Estimate]) -> Figure:
     """Draw a panel for each coefficient, a line for each estimate with its interval, and the pooled ones apart."""
     if not names or not estimates or any(np.shape(e.mean) != (len(names),) for e in estimates):
         raise InvalidArgument("A forest plot needs coefficients, and estimates that each have all of them.")
-    columns = min(_COLUMNS, len(names))
+    columns = min(2 if max(map(len, names)) <= _SHORT else 1, len(names))
     rows = -(-len(names) // columns)
     figure = style.new_figure(height=rows * (_FRAME + _LINE * len(estimates)))
     panels = np.atleast_1d(figure.subplots(rows, columns, sharey=True, squeeze=False)).ravel()
@@ -45,7 +45,7 @@ def forest_plot(names: Sequence[str], estimates: Sequence[Estimate]) -> Figure:
         pooled = [e.mean[number] for e in estimates if e.is_pooled]
         if pooled:
             axes.axvline(pooled[-1], color=style.MUTED, linewidth=0.8, linestyle="--")
-        style.tidy(axes, style.plain(name, _TITLE), grid="x")
+        style.tidy(axes, "\n".join(textwrap.wrap(style.plain(name, _LONGEST), _TITLE)), grid="x")
         axes.set_yticks(heights, [style.plain(e.label, 30) for e in estimates])
     for axes in panels[len(names) :]:
         axes.set_visible(False)

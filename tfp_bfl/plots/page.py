@@ -1,16 +1,18 @@
 """A page in a single file that opens from disk: sections of pictures, images and tables."""
 
 import base64
+import datetime
+import hashlib
 import io
 import itertools
 import math
 import pathlib
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from importlib import metadata
+from typing import NamedTuple
 
 import jinja2
-import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
@@ -19,50 +21,99 @@ from tfp_bfl.plots import style
 
 # Inches: narrow, since a telephone shows the whole figure, letters and all, at some 340 pixels.
 _PAGE_WIDTH = 4.8
-# Of a section in a column, in parts of its width: heading and words, a row of a table.
-_WORDS, _ROW = 0.2, 0.07
 # Rem: of a letter, and of the padding of a cell. Letters: of a row's name in one line, and of a part of a long word.
 _LETTER, _PADDING, _COMFORT, _LONGEST = 0.57, 1.05, 22, 16
+# Rem: of the tables into which a wider one is divided, which fit a window of 1024 pixels.
+_WIDEST = 56
 # A name may continue in the next line after these marks.
 _BREAKS = re.compile(r"(?<=[_/:.=,])(?=[^\W\d])")
 
 
 class Cell(NamedTuple):
-    """A cell of a table: its text, whether it is better than the others of its row by more than seeds vary, and whether
-    it is words, which may wrap; a number with its unit or interval stays in one line.
+    """A cell of a table: its text, whether it is better than the others of its column by more than seeds vary, whether
+    it is words, which may wrap (a number with its unit or standard deviation stays in one line), and by what a script
+    sorts it.
     """
 
     text: str
     is_best: bool = False
     is_words: bool = False
+    sort: str = ""
+
+    @property
+    def least(self) -> int:
+        """The number of letters that stay in one line."""
+        return max(map(len, _pieces(self.text) if self.is_words else self.text.split(" [")), default=0)
 
 
 class Table(NamedTuple):
-    """A table: what it is of, its column heads (none for one run), and rows of a head and cells."""
+    """A table: what it is of, its column heads (none for pairs of name and value), and rows of a head and cells."""
 
     title: str
     head: list[str]
     rows: list[tuple[str, list[Cell]]]
 
     @property
-    def width(self) -> int:
-        """The width in rem, a multiple of 4, below which each row becomes a block of named values; 0 without heads."""
-        if not self.head:
-            return 0
-        columns = zip(*(cells for _, cells in self.rows))
+    def words(self) -> list[bool]:
+        """Whether each column, that of the names first, has words; a column of numbers is aligned on the right."""
+        return [True, *(any(cell.is_words for cell in column) for column in zip(*(cells for _, cells in self.rows)))]
+
+    @property
+    def widths(self) -> list[float]:
+        """The least width of each column in rem."""
         heads = [max(map(len, _pieces(name)), default=0) for name in self.head]
         names = [min(_COMFORT, max((len(name) for name, _ in self.rows), default=0))]
-        # Letters of a cell that stay in one line.
-        least = lambda cell: max(map(len, _pieces(cell.text)), default=0) if cell.is_words else len(cell.text)
-        widths = [*names, *(max(map(least, column)) for column in columns)]
-        letters = sum(map(max, zip(heads, widths)))
-        return 4 * math.ceil((_LETTER * letters + _PADDING * len(heads)) / 4)
+        columns = zip(*(cells for _, cells in self.rows))
+        cells = [*names, *(max(cell.least for cell in column) for column in columns)]
+        return [_LETTER * max(pair) + _PADDING for pair in zip(heads, cells)]
+
+    @property
+    def width(self) -> int:
+        """The width in rem, a multiple of 2, below which each row becomes a block of named values; 0 without heads."""
+        return 2 * math.ceil(sum(self.widths) / 2) if self.head else 0
+
+    @property
+    def parts(self) -> list["Table"]:
+        """The table, or several with some of its columns each where it is wider than a page."""
+        if self.width <= _WIDEST:
+            return [self]
+        first, *others = self.widths
+        ends, total = [0], first
+        for number, width in enumerate(others):
+            if (total := total + width) > _WIDEST and number > ends[-1]:
+                ends.append(number)
+                total = first + width
+        cut = lambda a, b: Table(self.title, [self.head[0], *self.head[1:][a:b]], [(n, c[a:b]) for n, c in self.rows])
+        return [cut(a, b) for a, b in itertools.pairwise([*ends, len(others)])]
 
 
 def table(title: str, head: Sequence[str], rows: Iterable[tuple[str, Iterable[str | Cell]]]) -> Table:
     """Return a table of cells, of which plain ones are given by their text."""
     cells = lambda values: [Cell(value) if isinstance(value, str) else value for value in values]
     return Table(title, [*head], [(name, cells(values)) for name, values in rows])
+
+
+def by_row(title: str, names: Sequence[str], columns: Iterable[tuple[str, Iterable[str | Cell]]]) -> Table:
+    """Return a table of columns, a head and a cell for each name: of runs or methods, which are its rows."""
+    columns = [*columns]
+    return table(title, ["", *(head for head, _ in columns)], zip(names, zip(*(cells for _, cells in columns))))
+
+
+class About(NamedTuple):
+    """The lines of a page's title block beside the date: the data and their sizes, the outcome, the version of the
+    library that computed the numbers, and the command that repeats them. Empty ones are left out; an empty version is
+    that of the library here.
+    """
+
+    data: str = ""
+    outcome: str = ""
+    version: str = ""
+    command: str = ""
+
+    def facts(self) -> dict[str, str]:
+        """Return the lines of the title block by their names."""
+        facts = {"Data": self.data, "Outcome": self.outcome, "Date": datetime.date.today().isoformat()}
+        return {**facts, "Version": f"tfp_bfl {self.version or metadata.version('tfp_bfl')}", "Command": self.command}
 
 
 class Headline(NamedTuple):
@@ -74,13 +125,13 @@ class Headline(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A figure: its caption (the run's name or nothing), the address of the picture, what to read aloud, and its height
-    over its width."""
+    """A figure: its caption (the run's name or nothing), the address of the picture, and what to read aloud. An SVG
+    takes the place of the address; it is read aloud itself, and `alt` stands below it."""
 
     caption: str
     source: str
     alt: str
-    ratio: float = 0.75
+    svg: Markup = Markup()
 
 
 class Example(NamedTuple):
@@ -101,9 +152,9 @@ class Gallery(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A heading, a line on how to read what is below it, and that: pictures, images, tables.
+    """A heading, lines on how to read what is below it, and that: markup, pictures, images, tables.
 
-    A wide section takes the page's whole width; a folded one is opened by a click.
+    A wide section takes the page's whole width; a folded one is opened by a click. One with an anchor can be linked.
     """
 
     heading: str
@@ -113,12 +164,8 @@ class Section(NamedTuple):
     tables: Sequence[Table] = ()
     is_wide: bool = False
     is_folded: bool = False
-
-    @property
-    def height(self) -> float:
-        """The approximate height in a column of width 1."""
-        rows = sum(1 + len(table.rows) for table in self.tables)
-        return _WORDS + sum(picture.ratio for picture in self.pictures) + _ROW * rows
+    anchor: str = ""
+    markup: Markup = Markup()
 
 
 def picture(figure: Figure, caption: str = "") -> Picture:
@@ -135,8 +182,7 @@ def picture(figure: Figure, caption: str = "") -> Picture:
             rules.append(f'[style*="{role}: {light.lower()}"]{{{role}:{dark.lower()} !important}}')
     dark_style = f"\n@media (prefers-color-scheme: dark){{{''.join(rules)}}}"
     text = data.getvalue().decode("utf-8").replace("</style>", f"{dark_style}</style>", 1)
-    ratio = figure.get_figheight() / figure.get_figwidth()
-    return Picture(caption, uri("image/svg+xml", text.encode("utf-8")), _description(figure), ratio)
+    return Picture(caption, uri("image/svg+xml", text.encode("utf-8")), _description(figure))
 
 
 def _description(figure: Figure) -> str:
@@ -154,62 +200,60 @@ def uri(kind: str, content: bytes) -> str:
 
 def page_text(
     title: str,
-    statements: Sequence[str],
-    warnings: Sequence[str],
-    headlines: Sequence[Headline],
+    about: About,
     content: Sequence[Section],
+    *,
+    statements: Sequence[str] = (),
+    warnings: Sequence[str] = (),
+    headlines: Sequence[Headline] = (),
+    style: str = "",
+    script: str = "",
 ) -> str:
-    """Return a self-contained HTML page: title, statements, warnings in a box, headlines, and the sections."""
-    templates = environment("tfp_bfl.plots")
-    # A text may continue in the next line after a mark, and inside a long word such as a checksum.
-    pieces = lambda text: (Markup("<wbr>").join(map(escape, _parts(word))) for word in text.split(" "))
-    templates.filters["breakable"] = lambda text: Markup(" ").join(pieces(text))
-    return templates.get_template("report.html.jinja").render(
+    """Return a self-contained HTML page: title block, statements, warnings in a box, headlines, and the sections.
+
+    A page with a script has a dialog for it.
+    """
+    templates = environment()
+    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    return templates.get_template("page.html.jinja").render(
         title=title,
+        facts=about.facts(),
         statements=statements,
         warnings=warnings,
         headlines=headlines,
-        blocks=_blocks(content),
-        widths=sorted({table.width for section in content for table in section.tables} - {0}),
+        links=[section for section in content if section.anchor and not section.is_folded],
+        blocks=[(wide, [*own]) for wide, own in itertools.groupby(content, lambda x: x.is_wide or x.is_folded)],
+        widths=sorted({part.width for section in content for table in section.tables for part in table.parts} - {0}),
+        style=Markup(pathlib.Path(__file__).with_name("page.css").read_text(encoding="utf-8") + style),
+        script=Markup(script),
+        policy=Markup(f"; script-src 'sha256-{digest}'") if script else "",
     )
 
 
-def write_page(path: pathlib.Path, *content: Any) -> pathlib.Path:
-    """Write the page of `page_text`; missing folders are made."""
+def write_page(path: pathlib.Path, page: str) -> pathlib.Path:
+    """Write the text of a page; missing folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # A name may hold what no encoding has.
-    write_bytes(path, page_text(*content).encode("utf-8", errors="replace"))
+    write_bytes(path, page.encode("utf-8", errors="replace"))
     return path
 
 
-def _blocks(sections: Sequence[Section]) -> list[list[list[Section]]]:
-    """Return columns of sections: wide ones alone, those between them in two columns of about the same height."""
-    blocks: list[list[list[Section]]] = []
-    for is_alone, group in itertools.groupby(sections, lambda section: section.is_wide or section.is_folded):
-        own = list(group)
-        blocks += [[[section]] for section in own] if is_alone else [_columns(own)]
-    return blocks
+def environment(*packages: str) -> jinja2.Environment:
+    """Return an environment for the templates of pages and of packages: text is escaped, an undefined name is an error.
 
-
-def _columns(group: list[Section]) -> list[list[Section]]:
-    """Return two columns, each in order, of which the longer one is as short as can be; the first section begins."""
-    heights = np.array([section.height for section in group])
-    ways = np.array([*itertools.product([0.0, 1.0], repeat=len(group) - 1)])
-    second = np.concatenate([np.zeros([len(ways), 1]), ways], 1)
-    best = second[np.argmin(np.maximum(second @ heights, (1 - second) @ heights))]
-    columns = [[section for section, where in zip(group, best) if where == i] for i in (0, 1)]
-    return [column for column in columns if column]
-
-
-def environment(package: str) -> jinja2.Environment:
-    """Return an environment for a package's templates: text is escaped, and an undefined name is an error."""
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader(package, "."),
+    The filters `breakable` and `soft` let text continue in the next line after a mark, and inside a long word such as a
+    checksum: by a tag, and in an attribute by a character.
+    """
+    templates = jinja2.Environment(
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(name, ".") for name in ("tfp_bfl.plots", *packages)]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    with_mark = lambda mark: lambda text: Markup(" ").join(mark.join(map(escape, _parts(w))) for w in text.split(" "))
+    templates.filters |= {"breakable": with_mark(Markup("<wbr>")), "soft": with_mark(Markup("\u200b"))}
+    return templates
 
 
 def _parts(word: str) -> list[str]:

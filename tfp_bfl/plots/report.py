@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import Path
 from tfp_bfl.plots import tables
-from tfp_bfl.plots.page import write_page
+from tfp_bfl.plots.page import About, page_text, write_page
 from tfp_bfl.plots.results import RunResults
 from tfp_bfl.plots.score_tables import Repeated
 from tfp_bfl.plots.sections import sections
@@ -24,6 +24,7 @@ def write_report(
     out_of_distribution: str = "",
     figures: Mapping[str, Figure] | None = None,
     repeated: Sequence[Repeated] = (),
+    command: str = "",
 ) -> pathlib.Path:
     """Write a self-contained HTML page: pictures and style inline, no script, nothing loaded from elsewhere.
 
@@ -39,6 +40,7 @@ def write_report(
       figures: of a single run, those of `run_figures`, of several "learning_curve", which get the page's size; what is
         missing is drawn anew.
       repeated: the runs' scores over seeds, whose tables take the place of the runs' own.
+      command: of several runs, the command that repeats them or the page.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise InvalidArgument(f"path comes first: the file to write, and here is a {type(path).__name__}.")
@@ -52,11 +54,13 @@ def write_report(
         raise InvalidArgument(f"A report needs at least one run, and a name of its own for each, not {names}.")
     single = len(runs) == 1
     of = lambda run, sentence: sentence if single else f"{run.name}: {sentence}"
-    return write_page(
-        path,
+    stated = About(*("; ".join(dict.fromkeys(filter(None, part))) for part in zip(*(run.about for run in runs))))
+    page = page_text(
         title or " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])),
-        [of(run, f"{run.statement}.") for run in runs if run.statement],
-        [*warnings, *(of(run, warning) for run in runs for warning in run.warnings)],
-        tables.headlines(runs[0]) if single and not repeated else [],
+        stated if single else stated._replace(command=command),
         [*sections(runs, out_of_distribution, figures, repeated)],
+        statements=[of(run, f"{run.statement}.") for run in runs if run.statement],
+        warnings=[*warnings, *(of(run, warning) for run in runs for warning in run.warnings)],
+        headlines=tables.headlines(runs[0]) if single and not repeated else [],
     )
+    return write_page(path, page)

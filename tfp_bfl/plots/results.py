@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from tfp_bfl.plots.data_figures import client_labels, uncertain_examples
 from tfp_bfl.plots.figures import regression_figures, reliability_diagram, retention_curves
 from tfp_bfl.plots.learning import learning_curve
-from tfp_bfl.plots.page import Section
+from tfp_bfl.plots.page import About, Section
 
 
 class RunResults(NamedTuple):
@@ -28,6 +28,7 @@ class RunResults(NamedTuple):
       out_of_distribution: name -> [M], the uncertainties for examples from elsewhere.
       unusual: [N], the scores of unusual examples for the test set.
       statement: the weights, the method and the posterior temperature in a sentence, shown below the heading.
+      about: data, outcome, version and command, as the title block states them.
       sections: of an edge, in place of those on probabilities, labels and uncertainties, which a run with them lacks.
     """
 
@@ -48,6 +49,7 @@ class RunResults(NamedTuple):
     statement: str = ""
     unusual: np.ndarray | None = None
     client_names: Sequence[str] = ()
+    about: About = About()
 
 
 def run_figures(run: RunResults) -> dict[str, Figure]:

@@ -8,7 +8,7 @@ import numpy as np
 from tfp_bfl.evaluation.repeats import Difference, half_width, over_seeds, paired_difference
 from tfp_bfl.labels import label_of, with_unit
 from tfp_bfl.plots import tables
-from tfp_bfl.plots.page import Cell, Table, table
+from tfp_bfl.plots.page import Cell, Table, by_row
 from tfp_bfl.plots.tables import DASH
 
 
@@ -91,18 +91,20 @@ def compare_all(groups: Sequence[Repeated], reference: Repeated, key: str) -> li
     return [None if group.name == reference.name else compare(group, reference, key) for group in groups]
 
 
-def scores(groups: Sequence[Repeated], keys: Sequence[str], form: ScoreForm = AS_THEY_ARE) -> Table:
-    """Return the scores of the groups, `score_cells`, below the numbers of seeds."""
-    numbers = [str(len(group.scores)) for group in groups]
-    rows = [(form.name_of(key), score_cells(groups, key, form)) for key in keys]
-    return table("Results", ["", *(group.name for group in groups)], [("Seeds", numbers), *rows])
+def scores(
+    groups: Sequence[Repeated], keys: Sequence[str], form: ScoreForm = AS_THEY_ARE, counts: bool = True
+) -> Table:
+    """Return the scores of the groups, `score_cells`, a row each, beside their numbers of seeds if `counts`."""
+    numbers = [("Seeds", [str(len(group.scores)) for group in groups])] if counts else []
+    columns = [(form.name_of(key), score_cells(groups, key, form)) for key in keys]
+    return by_row("Results", [group.name for group in groups], [*numbers, *columns])
 
 
 def differences(groups: Sequence[Repeated], keys: Sequence[str], form: ScoreForm = AS_THEY_ARE) -> Table:
-    """Return the differences of the groups to the first, by the same seeds, with 95 % intervals."""
+    """Return the differences of the groups to the first, by the same seeds, with 95 % intervals, a row each."""
     first, *others = groups
-    rows = [(form.name_of(key), difference_cells(others, first, key, form)) for key in keys]
-    return Table(f"Difference to {first.name}", ["", *(group.name for group in others)], rows)
+    columns = [(form.name_of(key), difference_cells(others, first, key, form)) for key in keys]
+    return by_row(f"Difference to {first.name}", [group.name for group in others], columns)
 
 
 def compare(group: Repeated, other: Repeated, key: str) -> Difference | None:

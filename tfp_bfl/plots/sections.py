@@ -36,8 +36,6 @@ _HOW_OF_NUMBERS = (
     "A line that falls to the left means that the uncertainty detects large errors: the RMSE is lower on the examples "
     "of lower uncertainty.",
 )
-# Number of runs in a table that fits half of the page.
-_MOST_BESIDE = 3
 
 
 def sections(
@@ -47,7 +45,7 @@ def sections(
     single, drawn = len(runs) == 1, drawn or {}
     costs = tables.costs(runs)
     how = f"As far as the run{'' if single else 's'} recorded them."
-    spent = [Section(costs.title, how, tables=[costs], is_wide=len(runs) > _MOST_BESIDE)] if costs.rows else []
+    spent = [Section(costs.title, how, tables=[costs], is_wide=not single)] if costs.rows else []
     if repeated:
         yield from _over_seeds(repeated)
     if not single:
@@ -119,13 +117,12 @@ def _over_seeds(repeated: Sequence[Repeated]) -> Iterator[Section]:
 
 
 def _scores(runs: Sequence[RunResults], beside: bool) -> Iterator[Section]:
-    is_wide = len(runs) > _MOST_BESIDE
     if not beside:
         how = "On the test set, one seed each. Use `--seeds 0..4` for intervals of the differences."
-        yield Section("Results", how, tables=[tables.results(runs)], is_wide=is_wide)
+        yield Section("Results", how, tables=[tables.results(runs)], is_wide=True)
     differing = tables.settings(runs, differing=True)
     how = "All other options are the same." if differing.rows else "The runs have the same options."
-    yield Section("Options that differ", how, tables=[differing] if differing.rows else [], is_wide=is_wide)
+    yield Section("Options that differ", how, tables=[differing] if differing.rows else [], is_wide=True)
 
 
 def _baselines(runs: Sequence[RunResults]) -> Iterator[Section]:

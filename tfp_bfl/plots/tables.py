@@ -9,7 +9,7 @@ import numpy as np
 from tfp_bfl.evaluation.classification import class_scores
 from tfp_bfl.evaluation.unusual import auroc_interval, out_of_distribution
 from tfp_bfl.labels import duration, label_of
-from tfp_bfl.plots.page import Cell, Headline, Table, table
+from tfp_bfl.plots.page import Cell, Headline, Table, by_row, table
 from tfp_bfl.plots.results import RunResults
 
 DASH = "\u2013"
@@ -89,16 +89,17 @@ def results(runs: Sequence[RunResults]) -> Table:
     values = {key: [summary.get(key) for summary in summaries] for key in keys}
     # A key without values: such as the round of a collapse that did not come.
     rows = [(label_of(key), map(_cell, x)) for key, x in values.items() if any(value is not None for value in x)]
-    return table("Results", _heads(runs), rows)
+    return _beside("Results", runs, rows)
 
 
 def _cell(value: object) -> Cell:
-    """Return the cell of a score; a small one keeps its digits."""
+    """Return the cell of a score; a small one keeps its digits, and a large whole one has no decimals."""
     value = _plain(value)
     if not isinstance(value, numbers.Real) or isinstance(value, numbers.Integral):
         return typed(value)
     score = float(value)
-    return Cell(f"{score:.1e}" if 0 < abs(score) < 5e-4 else f"{score:.4f}")
+    is_count = score.is_integer() and abs(score) >= 1000
+    return Cell(f"{score:.1e}" if 0 < abs(score) < 5e-4 else f"{score:,.0f}" if is_count else f"{score:.4f}")
 
 
 def typed(value: object, form: Callable[[Any], str] = lambda value: text(value)) -> Cell:
@@ -118,7 +119,7 @@ def costs(runs: Sequence[RunResults]) -> Table:
     written = lambda key: [DASH if x is None else _COSTS[key](float(x)) for x in values[key]]
     # A run without workers has none of their memory.
     rows = [(label_of(key), written(key)) for key in _COSTS if any(values[key])]
-    return table("Time, memory and messages", _heads(runs), rows)
+    return _beside("Time, memory and messages", runs, rows)
 
 
 def settings(runs: Sequence[RunResults], differing: bool | None = None) -> Table:
@@ -130,7 +131,7 @@ def settings(runs: Sequence[RunResults], differing: bool | None = None) -> Table
         values = [config.get(key, Cell(DASH)) for config in configs]
         if differing is None or differing == (len(set(values)) > 1):
             rows.append((key, values if differing is not False else values[:1]))
-    return table("Configuration", _heads(runs) if differing is not False else [], rows)
+    return _beside("Configuration", runs, rows) if differing is not False else table("Configuration", [], rows)
 
 
 def out_of_distribution_scores(runs: Sequence[RunResults], quantities: Mapping[str, str]) -> Table:
@@ -147,7 +148,7 @@ def out_of_distribution_scores(runs: Sequence[RunResults], quantities: Mapping[s
             low, high = auroc_interval(found.auroc, len(inside), len(outside))
             scores.append((f"{found.auroc:.3f} [{low:.3f}, {high:.3f}]", f"{found.aupr:.3f}"))
         rows += [(f"{area} of the {name}", [pair[i] for pair in scores]) for i, area in enumerate(("AUROC", "AUPR"))]
-    return table("Scores", _heads(runs), rows)
+    return _beside("Scores", runs, rows)
 
 
 def of_both(run: RunResults, quantity: str) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -261,8 +262,9 @@ def rounds(run: RunResults) -> Table:
     return table(f"Rounds ({len(rows)})", ["Round", *(names.get(key) or label_of(key) for key in columns)], rows)
 
 
-def _heads(runs: Sequence[RunResults]) -> list[str]:
-    return ["", *(run.name for run in runs)] if len(runs) > 1 else []
+def _beside(title: str, runs: Sequence[RunResults], values: Iterable[tuple[str, Iterable[str | Cell]]]) -> Table:
+    """Return a table of names and their values by run: of one run pairs, of several a row for each run."""
+    return table(title, [], values) if len(runs) == 1 else by_row(title, [run.name for run in runs], values)
 
 
 def _keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:

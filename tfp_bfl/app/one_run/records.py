@@ -6,14 +6,17 @@ import contextlib
 import fcntl
 import json
 import pathlib
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
 from tfp_bfl.app.options.config import RunConfig, make_config
+from tfp_bfl.app.options.given_data import recorded
+from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import at_last, stated
 from tfp_bfl.data.equal_partitions import GIVEN
@@ -23,6 +26,9 @@ from tfp_bfl.files import Path, read_regular
 from tfp_bfl.files.arrays import read_arrays
 from tfp_bfl.labels import duration
 from tfp_bfl.options.fits import is_private as is_private
+
+if TYPE_CHECKING:  # What draws is imported when something is drawn.
+    from tfp_bfl.plots.page import About
 
 UNCERTAINTIES = ("entropy", "aleatoric", "epistemic", "mutual_information")
 # Of a prediction of a number.
@@ -36,6 +42,7 @@ PREDICTIONS = "predictions.npz"
 MOST_SUMMARY_BYTES = 2**25  # With the scores of 100,000 clients.
 MOST_ROUNDS_BYTES = 2**28
 _MOST_NAMES_BYTES = 2**24  # With the headers of the arrays.
+_MOST_CLASSES = 12  # In the title block of a report.
 # What a report draws or rounds, of a summary or a round.
 _NUMBERS = (
     *("round", "accuracy", "rmse", "coverage", "nll", "test_nll", "ece", "epistemic_share"),
@@ -160,6 +167,41 @@ def in_units(labels: np.ndarray, target: bfl.data.Column | None) -> np.ndarray:
     return labels if target is None else target.mean + target.scale * np.asarray(labels, np.float64)
 
 
+def about(
+    folder: pathlib.Path,
+    config: RunConfig,
+    summary: Mapping[str, Any],
+    test: bfl.data.Source,
+    clients: bfl.data.Clients,
+) -> About:
+    """Return the title block of a run's report."""
+    from tfp_bfl.plots.page import About
+
+    given = recorded(config.dataset)
+    parts = [
+        given.name + ", in memory" if given else config.dataset,
+        f"test data {config.test_data}" if config.test_data and not given else "",
+        f"{sum(clients.sizes):,} training and {test.num_examples:,} test examples",
+        f"clients by {config.client_column}" if config.client_column else "",
+    ]
+    names = [*test.class_names[:_MOST_CLASSES], *["..."] * (test.num_classes > _MOST_CLASSES)]
+    column = f"{config.label}, " if test.columns and bfl.data.is_own(config.dataset) else ""
+    classes = f"{column}{test.num_classes} classes: {', '.join(map(str, names))}"
+    return About(
+        data=", ".join(filter(None, parts)),
+        outcome=f"{test.target.name}, a number" if test.target else classes,
+        version=str((summary.get("versions") or {}).get("tfp_bfl", "")),
+        command=repeat(folder, config),
+    )
+
+
+def repeat(folder: pathlib.Path, config: RunConfig) -> str:
+    """Return the command that repeats a run; "" for one on data in memory."""
+    code = [f"--{name}={x}" for name in CODE if names_code(x := getattr(config, name, None))]
+    command = ["tfp-bfl", "run", "--config", str(folder / "config.yaml"), *code]
+    return "" if recorded(config.dataset) else shlex.join(command)
+
+
 def results(
     name: str,
     config: RunConfig,
@@ -168,13 +210,15 @@ def results(
     predictions: Mapping[str, np.ndarray],
     test: bfl.data.Source,
     clients: bfl.data.Clients,
+    folder: pathlib.Path,
 ) -> bfl.plots.RunResults:
-    """Return the contents of a run's report; `predictions` are the arrays of its predictions.npz."""
+    """Return the contents of the report of a run in a folder; `predictions` are the arrays of its predictions.npz."""
     settings = stated(config, weights_in(summary), at_last(summary.get("trained") or {}, rounds))
     return bfl.plots.RunResults(
         name=name,
         config=settings,
         statement=bfl.export.statement(settings),
+        about=about(folder, config, summary, test, clients),
         summary=summary,
         rounds=over_members(rounds),
         probabilities=predictions.get("probabilities"),

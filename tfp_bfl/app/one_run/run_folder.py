@@ -124,15 +124,16 @@ def write_results(
     unusual: bfl.evaluation.Unusual | None,
 ) -> None:
     """Write all metrics, predictions.npz, the SavedModel, the figures, the report that shows them, and the summary."""
+    from tfp_bfl.export.info import with_scores  # It imports TensorFlow.
+
     config, test, summary = job.config, job.test, finished.summary()
     # Of a run that broke off while it wrote them.
     for half in ("figures", "saved_model"):
         shutil.rmtree(folder / half, ignore_errors=True)
     rows = "".join(json.dumps(row) + "\n" for row in result.rounds)
     (folder / "metrics.jsonl").write_text(rows, encoding="utf-8")
-    bfl.export.save(
-        result.model, folder / "saved_model", info, unusual, backbone.model_of(config, job.train.image_shape)
-    )
+    info, network = with_scores(info, summary), backbone.model_of(config, job.train.image_shape)
+    bfl.export.save(result.model, folder / "saved_model", info, unusual, network)
     if config.algorithm == "fl_swag" and not config.ensemble:
         settings = bfl.algorithms.swag.step.Product(None, config.diagonal_only, config.between_clients)
         bfl.algorithms.held.Held.of_stack(result.state.step, result.state.weights, settings).save(folder / CLIENTS)
@@ -143,7 +144,7 @@ def write_results(
         write_arrays(folder / records.HELD_OUT, apart, compressed=True)
     named = client_scores.named(config, test.owners)
     write_arrays(folder / "predictions.npz", {**predictions, **named}, compressed=True)
-    results = records.results(folder.name, config, summary, result.rounds, predictions, test, job.clients)
+    results = records.results(folder.name, config, summary, result.rounds, predictions, test, job.clients, folder)
     figures, weights = bfl.plots.run_figures(results), records.weights_in(summary)
     bfl.plots.write_report(folder / "report.html", [results], title=title(config, weights), figures=figures)
     style.save_all(figures, folder / "figures", ["png"])

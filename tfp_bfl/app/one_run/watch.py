@@ -10,7 +10,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from tfp_bfl.app.one_run.records import MOST_ROUNDS_BYTES, config_in, is_done, over_members, state_of
+from tfp_bfl.app.one_run.records import MOST_ROUNDS_BYTES, config_in, is_done, over_members, repeat, state_of
 from tfp_bfl.app.options.resolve import title
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name as path_name
@@ -43,7 +43,7 @@ def page_of(folder: pathlib.Path) -> bytes:
 @functools.lru_cache(maxsize=1)
 def _drawn(folder: pathlib.Path, state: str, stamp: int) -> bytes:
     import tfp_bfl as bfl
-    from tfp_bfl.plots.page import Headline, Section, page_text, picture, table
+    from tfp_bfl.plots.page import About, Headline, Section, page_text, picture, table
 
     config, rows = config_in(folder), rows_of(folder)
     rounds, headlines = over_members(rows), [Headline("State", state, folder.name)]
@@ -61,7 +61,9 @@ def _drawn(folder: pathlib.Path, state: str, stamp: int) -> bytes:
             Section("Last rounds", "The last is at the bottom.", tables=[table("Last rounds", heads, lines)]),
             *content,
         ]
-    return page_text(f"{folder.name}: {title(config, None)}", [], [], headlines, content).encode("utf-8", "replace")
+    about = About(str(config.dataset), command=repeat(folder, config))
+    name = f"{folder.name}: {title(config, None)}"
+    return page_text(name, about, content, headlines=headlines).encode("utf-8", "replace")
 
 
 def _options(config: Any) -> list[tuple[str, list[str]]]:

@@ -37,6 +37,7 @@ class Submission(NamedTuple):
       secure_sums: whether sites mask their messages, so that the server reads only the sum over the answering sites.
       max_examples: bound on the number of examples that weights a site; None for no bound.
       without: names of sites that are not asked.
+      command: that submitted the run, for its report.
       again: whether this repeats an interrupted job: a complete run is then returned unchanged.
     """
 
@@ -49,6 +50,7 @@ class Submission(NamedTuple):
     max_examples: int | None = None
     without: Sequence[str] = ()
     again: bool = False
+    command: str = ""
 
     @property
     def expelled(self) -> dict[str, str]:

@@ -70,7 +70,7 @@ class Server(Controller):
     """FLARE controller that runs a federation in the server's process of a job.
 
     `name`, `options`, `quorum` and `deadline` are those of `submit.submit`; `how` has `secure_sums`, `max_examples`,
-    `without` and `again` of `attendance.Submission`.
+    `without`, `again` and `command` of `attendance.Submission`.
     """
 
     def __init__(self, name: str, options: dict[str, Any], quorum: int, deadline: float, **how: Any):

@@ -251,7 +251,9 @@ def _finish(sites: Sites, result: Posterior | Hierarchical, notes: Sequence[str]
         warnings.append("Of two sites, each can compute the sums of the other from the result and its own.")
     of = {"column": job.outcome, "event": job.event, "event_value": job.event_value, "exposure": job.exposure}
     found = None if isinstance(result, Hierarchical) else report.estimates_by_sums(posterior, own, job.level)
-    report.write_folder(run.folder, result, clients, job.level, warnings, of, found, columns)
+    fit = run.folder, result, clients, job.level
+    about = report.About(f"tables of {len(clients)} sites", command=run.command)
+    report.write_folder(*fit, warnings, of, about, found, columns)
     for summary in attendance.reported.values():
         summary.pop(keys.OFFER, None)
     attendance.write(run.folder)

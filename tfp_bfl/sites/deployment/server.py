@@ -22,11 +22,12 @@ from tfp_bfl.app.options.refusals import OF_ONE_PLACE, OF_TABLES
 from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation.sums import add_sums, from_sums, is_of_numbers, reliability_of, risk_coverage_of
+from tfp_bfl.export.info import with_scores
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes, write_arrays
 from tfp_bfl.files.tables import to_csv
 from tfp_bfl.plots.figures import reliability_bars, risk_coverage
-from tfp_bfl.plots.page import Section, picture, table
+from tfp_bfl.plots.page import About, Section, picture, table
 from tfp_bfl.plots.sections import RELIABILITY
 from tfp_bfl.plots.tables import DASH, faulty_rounds
 from tfp_bfl.sites.arrays import NO_ANSWER
@@ -307,7 +308,7 @@ def write_results(
     data |= {"target": list(schema.target)} if schema.target else {}
     info = bfl.export.Info(list(schema.class_names) or None, options, metrics, data)
     shutil.rmtree(folder / "saved_model", ignore_errors=True)  # Of a server that died before the summary.
-    bfl.export.save(result.model, folder / "saved_model", info)
+    bfl.export.save(result.model, folder / "saved_model", with_scores(info, {**metrics, "clients": of_clients}))
     variance = metrics.get("aleatoric", 0) + metrics.get("epistemic", 0)
     shown = {name: x for name, x in {**metrics, "clients": of_clients}.items() if name != "round"}
     page = bfl.plots.RunResults(
@@ -323,8 +324,13 @@ def write_results(
         sections=list(sections({site: scores.get(site) for site in parties.names}, result.rounds, traffic)),
         client_names=parties.names,
         statement=bfl.export.statement(options),
+        about=About(
+            data=f"{int(parties.sizes.sum()):,} training examples of {_and(parties.names)}",
+            outcome=f"{schema.target.name}, a number" if schema.target else f"classes {', '.join(schema.class_names)}",
+            command=run.command,
+        ),
     )
-    title = f"{folder.name}: {options['model']}, {options['algorithm']}"
+    title = f"{folder.name}: {options['model']} of {len(parties.names)} sites, {options['algorithm']}"
     bfl.plots.write_report(folder / "report.html", [page], title=title)
     if scores:
         of_each = {f"{site}/{name}": x for site, sums in scores.items() for name, x in sums.items()}
@@ -372,4 +378,4 @@ def sections(
         of_site = lambda own: [form.format(scale(key, own[key])) for key, form in forms.items()]
         tables.append(table("Messages", head, [(name, of_site(own)) for name, own in traffic.items()]))
     how = "Each site on its own test data. A dash: the site shares no scores."
-    yield Section("Sites", how, tables=tables)
+    yield Section("Sites", how, tables=tables, is_wide=True)

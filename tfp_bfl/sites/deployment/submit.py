@@ -18,6 +18,7 @@ from tfp_bfl.app.one_run.records import in_columns
 from tfp_bfl.errors import Error, InvalidArgument, lookup
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import begun
+from tfp_bfl.output import command_line
 from tfp_bfl.sites.deployment.channel import FAILURE, PROGRESS, SHORTEST_WAIT
 from tfp_bfl.sites.deployment.jobs import GLM, check_name, make_glm_job, make_job
 from tfp_bfl.sites.deployment.kits import CLASSES, check_admin, check_installed, trust_failure
@@ -102,7 +103,9 @@ def submit(
         sites: set[str] = set()
         for attempt in range(_RESTARTS + 1):
             folder = pathlib.Path(draft) / f"job {attempt}"
-            job = write_job(folder, name, options, quorum, deadline, again=attempt > 0, **how)
+            job = write_job(
+                *(folder, name, options, quorum, deadline), again=attempt > 0, command=command_line(), **how
+            )
             sites |= server.wait_for(sites, deadline)
             number = server.call("submit_job", str(job))
             progress(f"run {name} is submitted")
