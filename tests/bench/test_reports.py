@@ -15,6 +15,7 @@ from tests.kit import plain, refusal, refuses, summary_of
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run import records
+from tfp_bfl.app.options.config import make_config
 from tfp_bfl.bench import reports as pages
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
@@ -124,10 +125,12 @@ def test_out_of_distribution_rows_of_a_table(tmp_path):
     (tmp_path / "new.csv").write_text("dose,name,age\n" + "2.5,x,40\n" * 3)
     columns = (bfl.data.Column("age", 50.0, 9.0), bfl.data.Column("dose", 2.0, 1.0))
     like = bfl.data.Source("rows", "test", np.zeros((2, 2)), np.zeros(2, int), ("a", "b"), columns)
-    other = pages._from_path(tmp_path / "new.csv", like)
+    config = make_config(None, {})
+    other = pages._from_path(tmp_path / "new.csv", like, config)
     np.testing.assert_array_equal(other.features, np.float32([[-10 / 9, 0.5]] * 3))
     np.testing.assert_allclose(pages._as_exported(other), [[40, 2.5]] * 3, rtol=1e-6)
-    refuses("neither images nor columns", pages._from_path, tmp_path / "new.csv", dataclasses.replace(like, columns=()))
+    plain = dataclasses.replace(like, columns=())
+    refuses("neither images nor columns", pages._from_path, tmp_path / "new.csv", plain, config)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ class _MLflow:
     identity: str
 
     def __init__(self, folder: pathlib.Path, options: Mapping[str, Any], identity: str | None) -> None:
-        from mlflow import MlflowClient
+        from mlflow import MlflowClient, set_experiment
         from mlflow.entities import Param, RunTag
 
         self._client = MlflowClient()
@@ -76,8 +76,7 @@ class _MLflow:
             self._client.update_run(identity, "RUNNING")
             return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
-        there = self._client.get_experiment_by_name(name)
-        experiment = there.experiment_id if there else self._client.create_experiment(name)
+        experiment = set_experiment(name).experiment_id  # Of several processes at once, too.
         self.identity = self._client.create_run(experiment, run_name=folder.name).info.run_id
         given = [Param(key, str(value)[:_MOST_LETTERS]) for key, value in options.items() if value is not None]
         tags = [RunTag("folder", str(folder)), RunTag("group", folder.parent.name)]
