@@ -256,11 +256,11 @@ def test_files_and_names_stand_in_one_table(tmp_path, capsys):
     assert run_command_line(command) == 0
     names = [row["group"] for row in csv.DictReader((tmp_path / "out" / "results.csv").open())]
     assert names == [
-        "model=mlp, rule=mine.py:tempered",
-        "model=mlp, rule=conflation",
-        "algorithm=mine.py:average, model=mlp",
-        "algorithm=fed_opt, model=mlp",
-        "model=mine.py:small, rule=mean_precision_average",
+        "model=mlp, kind=flipout, rule=mine.py:tempered",
+        "model=mlp, kind=flipout, rule=conflation",
+        "algorithm=mine.py:average, model=mlp, kind=flipout",
+        "algorithm=fed_opt, model=mlp, kind=deterministic",
+        "algorithm=default, model=mine.py:small, kind=flipout",
     ]
     capsys.readouterr()
     assert run_command_line(command) == 0
