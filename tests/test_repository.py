@@ -1,13 +1,16 @@
 """Files of the repository: what names them names files that exist; containers, workflows and the package are sound."""
 
+import ast
 import re
 import runpy
+import types
 from pathlib import Path
 
 import pytest
 import setuptools
 import yaml
 
+import tfp_bfl as bfl
 from tfp_bfl import errors
 from tfp_bfl.app.cli import cli
 
@@ -96,3 +99,27 @@ def test_the_description_of_a_package_has_no_links_that_lead_nowhere(monkeypatch
     text = given["long_description"]
     assert text.startswith("# tfp_bfl\n") and "## Licence" in text and "docs/images" not in text
     assert [link for link in re.findall(r"\]\(([^)]*)\)", text) if not link.startswith("https://")] == []
+
+
+def missing(node):
+    """Return the name after `bfl.` that a chain of attributes has and the library lacks; None for others."""
+    parts, found = [], bfl
+    while isinstance(node, ast.Attribute):
+        parts.insert(0, node.attr)
+        node = node.value
+    for part in parts if isinstance(node, ast.Name) and node.id == "bfl" else ():
+        if not isinstance(found, types.ModuleType):
+            return None
+        if not hasattr(found, part):
+            return ".".join(parts)
+        found = getattr(found, part)
+    return None
+
+
+def test_studies_and_benchmarks_name_what_there_is():
+    """Most of their programs run only in the longest tests."""
+    files = [path for folder in ("experiments", "benchmarks", "docs") for path in (ROOT / folder).rglob("*.py")]
+    nodes = [(path.name, node) for path in files for node in ast.walk(ast.parse(path.read_text()))]
+    assert len(files) > 50
+    assert {(name, absent) for name, node in nodes if (absent := missing(node))} == set()
+    assert missing(ast.parse("bfl.training.nothing(1)").body[0].value.func) == "training.nothing"

@@ -59,7 +59,7 @@ def process_of(estimator: str, compressor: str, batch_size: float | None, step: 
     fixed = None
     if estimator == "fixed_point":
         labels = np.zeros(len(rows), np.int32)
-        fixed = bfl.training.mode_at(model, (mode(),), rows, labels, **WITHOUT_PRIOR)
+        fixed = bfl.training.find_mode(model, rows, labels, **WITHOUT_PRIOR)  # Which begins there.
     return bfl.algorithms.qlsd(
         model,
         step_size=step / len(rows),
