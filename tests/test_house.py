@@ -18,7 +18,7 @@ EDGES = ("glm", "sites", "bench", "sklearn")
 BOUNDS = {
     "core lines": (50_170, 38_000),
     "edge lines": (15_350, 11_500),
-    "test lines": (61_645, 48_000),
+    "test lines": (61_662, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),

@@ -4,6 +4,9 @@ import html
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
 Kind = TypeVar("Kind")
 Facts = Mapping[str, object]
 
@@ -50,3 +53,9 @@ def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def progress_bar(console: Console, doing: str) -> Progress:
+    """Return a bar with rounds, times and the field `scores` after the text or field of a task that `doing` names."""
+    columns = (TextColumn(doing), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(*columns, TextColumn("{task.fields[scores]}"), console=console)

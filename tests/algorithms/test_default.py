@@ -38,7 +38,7 @@ def reached(steps, momentum=0.9):
 
 
 def found_and_alone(client, **options):
-    """What a client of the algorithm sends in round 20 of 40, what one of the plain work does, and the server's."""
+    """Return what a client of the algorithm sends in round 20 of 40, one of the plain work, and the server's."""
     of_model = mlp("flipout")
     weights, examples = get_weights(of_model()), tf.nest.map_structure(tf.constant, CLIENTS.examples(client))
     message = ServerMessage(weights, tf.constant(20), federation=Population(3, sum(OF_CLIENTS), rounds=tf.constant(40)))

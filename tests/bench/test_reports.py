@@ -11,7 +11,7 @@ import yaml
 from PIL import Image
 
 import tfp_bfl as bfl
-from tests.kit import plain, refusal, refuses, summary_of
+from tests.kit import facts_of, plain, refusal, refuses, summary_of
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run import records
@@ -69,6 +69,14 @@ def test_one_run_is_the_page_that_the_run_wrote(digits, tmp_path, capsys):
     assert make(digits, "--output", tmp_path / "new" / "page.html") == 0
     assert capsys.readouterr().out.endswith("page.html shows 1 run.\n")
     assert (tmp_path / "new" / "page.html").read_text() == (digits / "report.html").read_text()
+
+
+@pytest.mark.deep(after="tests/bench/test_reports.py")
+def test_a_page_that_is_written_later_has_the_date_of_the_run(copy, tmp_path):
+    summary = json.loads((copy / "summary.json").read_text())
+    (copy / "summary.json").write_text(json.dumps({**summary, "date": "2020-01-02"}))
+    assert make(copy, "--output", tmp_path / "page.html") == 0
+    assert facts_of(tmp_path / "page.html")["Date"] == "2020-01-02"
 
 
 @pytest.mark.deep(after="tests/plots/test_report.py")

@@ -112,7 +112,7 @@ def test_the_sidebar_is_short(pages):
 
 
 def test_pages_have_neighbours_and_breadcrumbs(pages):
-    """Of a function and of a table of results, which are in no table of contents."""
+    """Check a function and a table of results, which are in no table of contents."""
     crumbs = lambda page: re.findall('href="(.*?)"', re.search('class="breadcrumbs".*?</nav>', page.text)[0])
     rule = pages[SITE / "docs" / "generated" / "tfp_bfl.rules.linear_pool.html"]
     assert crumbs(rule) == ["../index.html", "../api.html", "tfp_bfl.rules.html"]

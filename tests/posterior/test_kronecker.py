@@ -38,7 +38,7 @@ def test_its_distribution_has_the_density_of_scipy(q):
 
 
 def test_its_draws_have_its_covariance(q):
-    """Of 20,000 draws each entry is within 6 standard errors: error rate below 1e-6 over 144 entries."""
+    """Compare 20,000 draws: each entry is within 6 standard errors: error rate below 1e-6 over 144 entries."""
     drawn = np.array(bfl.posterior.to_tfp(q).sample(20_000, seed=3))
     mean, covariance = dense(q)
     error = np.sqrt((covariance**2 + np.outer(np.diag(covariance), np.diag(covariance))) / len(drawn))

@@ -35,25 +35,25 @@ _MOST_EXAMPLES = 1000  # Of evaluations between rounds, and of out-of-distributi
 
 
 class Task(NamedTuple):
-    """The work of a cell: a training, what follows it, the share of each client's examples that is held out, a
-    dataset of out-of-distribution examples, the number of evaluations between rounds, and the folder by which a tracker
-    names it.
+    """The work of a cell: its folder, by which a tracker names it, a training, what follows it, the share of each
+    client's examples that is held out, a dataset of out-of-distribution examples, and the number of evaluations between
+    rounds.
     """
 
+    folder: pathlib.Path
     config: RunConfig
     then: str | None
     then_options: Mapping[str, Any]
     hold_out: float
     ood: str | None = None
     evaluations: int = 1
-    folder: pathlib.Path = pathlib.Path("trial")
 
 
 def task_of(plan: Plan, setting: str, method: str, seed: int, values: Values, folder: pathlib.Path) -> Task:
     """Return the work of a run of a plan with the values that a trial chose; `folder` names it."""
     own = plan.methods[method].then, plan.then_options(setting, method, values)
     config = plan.config(setting, method, seed, values)
-    return Task(config, *own, plan.hold_out, plan.oods.get(setting), plan.evaluations, folder)
+    return Task(folder, config, *own, plan.hold_out, plan.oods.get(setting), plan.evaluations)
 
 
 class _Trained(NamedTuple):

@@ -172,7 +172,7 @@ Examples:
 @click.option("--only", metavar="TEXT", default="", help="Run only cells with this text in SETTING/METHOD/seed-SEED.")
 @_listed
 @_figures
-@click.option("--tracker", metavar="NAME", help="Tracker that logs rounds and scores: tensorboard, mlflow or wandb.")
+@click.option("--tracker", metavar="NAME", help="Tracker that logs rounds and scores, as of run.")
 @click.option("--trust-code", is_flag=True, help="Execute the code that CONFIG names as FILE.py:FUNCTION.")
 @in_formats
 def bench(config: str, output: str | None, only: str, listed: bool, trust_code: bool, **given: Any) -> Record:

@@ -1,4 +1,4 @@
-"""Read: examples in any accepted form, from files or from memory, with the test set that lies beside them."""
+"""Read examples in any accepted form, from files or from memory, with the test set that lies beside them."""
 
 import os
 import pathlib

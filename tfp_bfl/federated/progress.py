@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from tfp_bfl.display import progress_bar
 from tfp_bfl.labels import duration, label_of
 
 _SCORES = ("accuracy", "rmse", "test_nll", "nll")
-_ROUNDS = (TextColumn("rounds"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
 
 
 @contextlib.contextmanager
@@ -39,8 +38,7 @@ def bar(rounds: int, done: int) -> Iterator[Callable[[Mapping[str, Any]], None]]
 
         yield on_round
         return
-    columns = (*_ROUNDS, TimeRemainingColumn(), TextColumn("{task.fields[scores]}"))
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with progress_bar(Console(stderr=True), "rounds") as progress:
         task = progress.add_task("", total=rounds, completed=done, scores="")
         yield lambda row: progress.update(task, completed=int(row["round"]), scores=_scores(row))
 

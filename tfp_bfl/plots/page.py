@@ -47,7 +47,7 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table: what it is of, its column heads (none for pairs of name and value), and rows of a head and cells."""
+    """A table: its title, its column heads (none for pairs of name and value), and rows of a head and cells."""
 
     title: str
     head: list[str]
@@ -55,7 +55,7 @@ class Table(NamedTuple):
 
     @property
     def words(self) -> list[bool]:
-        """Whether each column, that of the names first, has words; a column of numbers is aligned on the right."""
+        """Return whether each column, that of the names first, has words; one of numbers is aligned on the right."""
         return [True, *(any(cell.is_words for cell in column) for column in zip(*(cells for _, cells in self.rows)))]
 
     @property
@@ -100,19 +100,21 @@ def by_row(title: str, names: Sequence[str], columns: Iterable[tuple[str, Iterab
 
 
 class About(NamedTuple):
-    """The lines of a page's title block beside the date: the data and their sizes, the outcome, the version of the
-    library that computed the numbers, and the command that repeats them. Empty ones are left out; an empty version is
-    that of the library here.
+    """The lines of a page's title block: the data and their sizes, the outcome, the date and the version of the library
+    of the numbers, and the command that repeats them. Empty ones are left out; an empty date is that of today, an empty
+    version that of the library here.
     """
 
     data: str = ""
     outcome: str = ""
     version: str = ""
     command: str = ""
+    date: str = ""
 
     def facts(self) -> dict[str, str]:
         """Return the lines of the title block by their names."""
-        facts = {"Data": self.data, "Outcome": self.outcome, "Date": datetime.date.today().isoformat()}
+        date = self.date or datetime.date.today().isoformat()
+        facts = {"Data": self.data, "Outcome": self.outcome, "Date": date}
         return {**facts, "Version": f"tfp_bfl {self.version or metadata.version('tfp_bfl')}", "Command": self.command}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import logging
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -78,7 +79,7 @@ def train(
 
 
 def about(job: Job, user_data: bfl.data.OwnData | None) -> dict[str, Any]:
-    """Return the method as it trained, the versions of the packages, and the digest of data that may name clients."""
+    """Return the method as it trained, the date, versions of packages, and the digest of data that may name clients."""
     weight = job.config.class_weight
     return {
         "method": {
@@ -87,6 +88,7 @@ def about(job: Job, user_data: bfl.data.OwnData | None) -> dict[str, Any]:
         },
         "trained": job.process.settings,
         **({"class_weights": class_weights.by_class(weight, job.clients)} if weight else {}),
+        "date": datetime.date.today().isoformat(),
         "versions": versions(),
         **({"data": bfl.data.digest(user_data)} if user_data else {}),
         **({"notes": list(job.notes)} if job.notes else {}),

@@ -190,6 +190,7 @@ def about(
     return About(
         data=", ".join(filter(None, parts)),
         outcome=f"{test.target.name}, a number" if test.target else classes,
+        date=str(summary.get("date") or ""),
         version=str((summary.get("versions") or {}).get("tfp_bfl", "")),
         command=repeat(folder, config),
     )

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import backbone, client_scores, records
@@ -27,6 +27,7 @@ from tfp_bfl.app.one_run.pipeline import Finished
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import GAUSSIAN, POINT, resolved, title
+from tfp_bfl.display import progress_bar
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import Path, write_whole
 from tfp_bfl.files.arrays import write_arrays
@@ -257,8 +258,7 @@ def reporter(console: Console, form: str | None, rounds: int) -> Iterator[Report
     watcher = threading.Thread(target=display.watch, args=(ended,), name="tfp_bfl-progress", daemon=True)
     with contextlib.ExitStack() as stack:
         if form == "bar" and not console.quiet:
-            columns = (TextColumn("{task.fields[doing]}"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
-            bar = Progress(*columns, TimeRemainingColumn(), TextColumn("{task.fields[scores]}"), console=console)
+            bar = progress_bar(console, "{task.fields[doing]}")
             bar.add_task("rounds", total=rounds, doing="", scores="")
             display._bar = stack.enter_context(bar)
         watcher.start()

@@ -10,7 +10,7 @@ import logging
 import os
 import pathlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from tfp_bfl.app.one_run.records import place
@@ -121,11 +121,11 @@ class _WandB:
         self._run.finish(exit_code=int(failed))
 
 
-# Name -> package, what installs it, what makes the tracker.
-TRACKERS: dict[str, tuple[str, Any]] = {
-    "tensorboard": ("tensorboard", lambda folder, options, identity: _TensorBoard(folder)),
-    "mlflow": ("mlflow", _MLflow),
-    "wandb": ("wandb", _WandB),
+# Package -> what makes its tracker.
+TRACKERS: dict[str, Callable[[pathlib.Path, Mapping[str, Any], str | None], _Tracker]] = {
+    "tensorboard": lambda folder, options, identity: _TensorBoard(folder),
+    "mlflow": _MLflow,
+    "wandb": _WandB,
 }
 
 
@@ -137,7 +137,7 @@ def check(name: str | None) -> None:
     """Raise MissingDependency if the package of a tracker is not installed; None is no tracker."""
     if name is not None:
         choices.TRACKERS.check(name)
-        check_installed(TRACKERS[name][0], f"--tracker {name}")
+        check_installed(name, f"--tracker {name}")
 
 
 class Tracking:
@@ -186,15 +186,13 @@ def tracking(config: RunConfig, folder: pathlib.Path) -> Iterator[Tracking]:
     """Begin a run at the tracker of a configuration, or continue that of a resumed run, and end it with the block.
 
     Raises:
-      MissingDependency: its package is not installed.
       TrackerError: the tracker does not begin a run, such as a server that does not answer.
     """
-    check(config.tracker)
     tracker, path = None, folder / _IDENTITY
     if config.tracker is not None:
         there = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         try:
-            tracker = TRACKERS[config.tracker][1](folder, config.recorded(), there.get(config.tracker))
+            tracker = TRACKERS[config.tracker](folder, config.recorded(), there.get(config.tracker))
         except Exception as error:
             if config.tracker == "tensorboard":
                 raise
