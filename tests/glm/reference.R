@@ -1,0 +1,62 @@
+# Fits of R that tests/glm/test_r.py compares with those of tfp_bfl.
+#
+#   Rscript reference.R FOLDER
+#
+# writes for each model the rows, FOLDER/NAME.csv, and the numbers of R, FOLDER/NAME.txt, one in each line.
+
+options(digits = 17, warn = 2)
+suppressPackageStartupMessages({library(MASS); library(survival); library(lme4); library(nnet)})
+folder <- commandArgs(TRUE)[1]
+
+write <- function(name, rows, ...) {
+  write.csv(rows, file.path(folder, paste0(name, ".csv")), row.names = FALSE)
+  writeLines(format(c(...), digits = 17), file.path(folder, paste0(name, ".txt")))
+}
+of <- function(fit) c(coef(fit), as.vector(vcov(fit)))
+
+boston <- Boston[c("medv", "crim", "rm", "age", "lstat")]
+write("gaussian", boston, of(lm(medv ~ ., boston)), sigma(lm(medv ~ ., boston))^2)
+
+births <- birthwt[c("low", "age", "lwt", "smoke", "ht", "ui")]
+fit <- glm(low ~ ., binomial, births, control = list(epsilon = 1e-14))
+write("bernoulli", births, of(fit), logLik(fit))
+
+school <- data.frame(Days = quine$Days, boy = +(quine$Sex == "M"), slow = +(quine$Lrn == "SL"), native = +(quine$Eth == "A"))
+fit <- glm(Days ~ ., poisson, school, control = list(epsilon = 1e-14))
+write("poisson", school, of(fit), logLik(fit))
+
+races <- data.frame(race = birthwt$race - 1, age = (birthwt$age - 23) / 5, smoke = birthwt$smoke)
+fit <- multinom(race ~ ., races, trace = FALSE, reltol = 1e-16, abstol = 1e-12, maxit = 1000)
+write("multinomial", races, as.vector(coef(fit)), logLik(fit))
+
+trial <- na.omit(lung[c("time", "status", "age", "sex", "ph.ecog", "inst")])
+trial$status <- trial$status - 1
+tight <- coxph.control(eps = 1e-14, toler.chol = 1e-15, iter.max = 50)
+write("cox", trial, of(coxph(Surv(time, status) ~ age + sex + ph.ecog, trial, control = tight)))
+write("stratified", trial, of(coxph(Surv(time, status) ~ age + sex + ph.ecog + strata(inst), trial, control = tight)))
+
+curve <- summary(survfit(Surv(time, status) ~ 1, trial, conf.type = "log-log"))
+write("curve", trial, curve$surv, curve$std.err, curve$lower, curve$upper)
+test <- function(formula) {
+  found <- survdiff(formula, trial)
+  c(found$chisq, if (is.matrix(found$exp)) rowSums(found$exp) else found$exp)
+}
+write("log_rank", trial, test(Surv(time, status) ~ sex))
+write("stratified_log_rank", trial, test(Surv(time, status) ~ sex + strata(inst)))
+
+sleep <- data.frame(Reaction = sleepstudy$Reaction, Days = sleepstudy$Days, client = as.integer(sleepstudy$Subject))
+exact <- lmerControl(optimizer = "bobyqa", optCtrl = list(rhoend = 1e-10))
+for (form in c("intercepts", "slopes")) {
+  right <- if (form == "slopes") Reaction ~ Days + (1 + Days | client) else Reaction ~ Days + (1 | client)
+  fit <- lmer(right, sleep, control = exact)
+  write(form, sleep, fixef(fit), as.vector(VarCorr(fit)$client), sigma(fit)^2)
+}
+likelihood <- lmer(Reaction ~ Days + (1 | client), sleep, REML = FALSE, control = exact)
+write("likelihood", sleep, fixef(likelihood), as.vector(VarCorr(likelihood)$client), sigma(likelihood)^2, logLik(likelihood))
+
+treated <- cbpp[rep(seq_len(nrow(cbpp)), cbpp$size), ]
+treated$sick <- unlist(Map(function(n, k) rep(1:0, c(k, n - k)), cbpp$size, cbpp$incidence))
+herds <- data.frame(sick = treated$sick, second = +(treated$period == 2), late = +(treated$period %in% 3:4), client = as.integer(treated$herd))
+fit <- glmer(sick ~ second + late + (1 | client), herds, binomial, nAGQ = 15,
+  control = glmerControl(optimizer = "bobyqa", optCtrl = list(rhoend = 1e-10), tolPwrss = 1e-12))
+write("herds", herds, fixef(fit), as.vector(VarCorr(fit)$client))
