@@ -41,6 +41,11 @@ def shown(value: object) -> str:
         return f"a value of type {type(value).__name__}"
 
 
+def counted(number: float, noun: str) -> str:
+    """Return a number with its noun in singular or plural: "1 round", "2,000 rounds"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def shown_apart(*names: str) -> list[str]:
     """Return names as errors show them, with code points in place of letters if two names look alike."""
     alike = any(_look_alike(x, y) for i, x in enumerate(names) for y in names[:i])

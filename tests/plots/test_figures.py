@@ -150,7 +150,7 @@ def test_client_sizes(clients):
     else:
         np.testing.assert_array_equal(axes.patches[0].get_data().values, sizes)
     assert [t.get_text() for t in axes.texts] == ([str(size) for size in sizes] if clients <= 12 else [])
-    assert titles(figure) == [f"Sizes of {clients} client{'s' if clients > 1 else ''}"]
+    assert titles(figure) == [f"Sizes of {clients:,} client{'s' * (clients > 1)}"]
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -11,7 +11,7 @@ import click
 
 from tfp_bfl.app.options.command import Grouped, config_options
 from tfp_bfl.app.options.refusals import read_yaml
-from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.errors import InvalidArgument, counted, shown
 from tfp_bfl.files import FIGURES, figure_formats
 from tfp_bfl.files import name as path_name
 from tfp_bfl.options import choices
@@ -332,5 +332,5 @@ def report(run_folders: tuple[str, ...], output: str, dataset: str | None, **giv
     rows, names = parse_pairs(given["rows"], "--row", " as "), parse_pairs(given.pop("name"), "--name", "=")
     given |= {"columns": given["columns"] and given["columns"].split(","), "rows": rows}
     page = reports.report(folders, output, names=names, **given)
-    click.echo(f"{page} shows {len(folders)} run{'s' if len(folders) > 1 else ''}.")
+    click.echo(f"{page} shows {counted(len(folders), 'run')}.")
     return lambda: {"report": str(page), "runs": rows_of(folders)}

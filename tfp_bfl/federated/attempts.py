@@ -10,7 +10,7 @@ import numpy as np
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.data import ClientData, ClientFiles, Clients, Parties, answering, cohort
 from tfp_bfl.data.cohorts import each_drawn
-from tfp_bfl.errors import ComputationError, Diverged, Error, InvalidArgument, WorkerError
+from tfp_bfl.errors import ComputationError, Diverged, Error, InvalidArgument, WorkerError, counted
 from tfp_bfl.federated.engines import Engine
 from tfp_bfl.federated.faults import DIVERGENCE, FAULTS, spoilt
 from tfp_bfl.federated.notices import divergence_clause, loss_warning, smaller_rate
@@ -157,8 +157,7 @@ class Attempts:
             logger.warning("Attempt %d at round %d failed: %s.", attempt + 1, number, reasons)
             if present and self._process.server_step.needs.is_chain:
                 break
-        attempts = f"{attempt + 1} attempt{'s' if attempt else ''}"
-        raise Error(f"No training succeeded in round {number}, in {attempts}: {reasons}.")
+        raise Error(f"No training succeeded in round {number}, in {counted(attempt + 1, 'attempt')}: {reasons}.")
 
     def _run_hiding(self, state: ServerState, number: int) -> Attempted:
         """Run a round that does not reveal its clients: it is not repeated, and leaves no client out for the others."""

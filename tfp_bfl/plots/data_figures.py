@@ -8,7 +8,7 @@ from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.errors import InvalidArgument, check_count, counted
 from tfp_bfl.evaluation.metrics import check_batch, check_labels, check_probabilities, to_tensor
 from tfp_bfl.plots import style
 
@@ -113,7 +113,7 @@ def client_labels(label_counts: object, class_names: Sequence[str], client_names
     figure = style.new_figure(height=2.2 + 0.28 * rows)
     top, main = figure.subplots(2, 1, sharex=True, height_ratios=[1.0, 0.28 * rows])
     _draw_sizes(top, counts.sum(axis=1))
-    style.tidy(top, f"Labels of {num_clients} client{'s' if num_clients > 1 else ''}", y="examples")
+    style.tidy(top, f"Labels of {counted(num_clients, 'client')}", y="examples")
     top.tick_params(bottom=False)
     top.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
 
@@ -152,7 +152,7 @@ def client_sizes(sizes: object) -> Figure:
     sizes = _checked(sizes, "[K]")
     figure, axes = style.one_panel(2.8)
     _draw_sizes(axes, sizes, with_numbers=sizes.size <= _MAX_CLIENTS_WITH_NUMBERS)
-    style.tidy(axes, f"Sizes of {sizes.size} client{'s' if sizes.size > 1 else ''}", x="client", y="examples")
+    style.tidy(axes, f"Sizes of {counted(sizes.size, 'client')}", x="client", y="examples")
     axes.set_xlim(-0.5, sizes.size - 0.5)
     axes.set_ylim(0, 1.1 * max(sizes.max(), 1))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))

@@ -13,7 +13,7 @@ from tfp_bfl.app.one_run import build, client_scores, datasets, records
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import NO_CODE, Code
 from tfp_bfl.app.options.resolve import POINT, of_gaussians, resolved, title
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, counted
 from tfp_bfl.faces import keras
 from tfp_bfl.options import methods
 
@@ -111,7 +111,7 @@ class Job(NamedTuple):
         each = " to ".join(f"{size:,}" for size in sorted({sizes.min(), sizes.max()}))
         return (
             f"{title(self.config, self.weights)}; {each} examples per client, {sizes.sum():,} in total; "
-            f"{self.test.num_examples:,} to test; {self.config.rounds:,} rounds, engine {self.engine}"
+            f"{self.test.num_examples:,} to test; {counted(self.config.rounds, 'round')}, engine {self.engine}"
         )
 
 
