@@ -9,7 +9,7 @@ from typing import Any
 import click
 import numpy as np
 
-from tfp_bfl.data.names import as_names
+from tfp_bfl.data.names import as_names, canonical
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
 from tfp_bfl.files import name as path_name
 from tfp_bfl.output import Record, command_line, in_formats
@@ -86,6 +86,13 @@ def model_options(function: Callable[..., None], needs_outcome: bool = True) -> 
     "--export", metavar="FOLDER", help="New folder for a SavedModel with the client as input; needs --random."
 )
 @click.option("--leave-out", metavar="CLIENTS", help="Clients of which --export holds no random effect.")
+@click.option("--epsilon", metavar="NUMBER", type=float, help="Differential privacy of each row (gaussian).")
+@click.option("--delta", metavar="NUMBER", type=float, help="Delta of --epsilon; 1e-5 if not given.")
+@click.option(
+    "--bounds",
+    metavar="RANGES",
+    help="With --epsilon: least and largest value of each column of numbers, such as age=0:100,dose=0:5.",
+)
 @in_formats
 def glm_model(table: str | None, family: str, output: str | None, **given: Any) -> Record:
     """Fit a generalised linear model to TABLE from sums of its clients; the result is that of all rows in one place.
@@ -131,6 +138,8 @@ def glm_model(table: str | None, family: str, output: str | None, **given: Any) 
     options = {name: given[name] for name in ("prior_stddev", "intercept_stddev")}
     options |= {"names": read.names, "exposure": read.exposure}
     options |= {"classes": read.plan.events} if family == "multinomial" else {}
+    if given["epsilon"] is not None:
+        options |= {"epsilon": given["epsilon"], "delta": given["delta"], "bounds": _bounds(read, given)}
     second = {"second_order": given["second_order"]}
     result: report.Result
     if given["random"]:
@@ -142,7 +151,7 @@ def glm_model(table: str | None, family: str, output: str | None, **given: Any) 
     else:
         result = glm.fit(read.clients, family, stratified=given["stratified"], **options, **second)
     posterior = report.posterior_of(result)
-    notes = [*read.notes, *posterior.warnings]
+    notes = [*report.private_notes(posterior, read.notes), *posterior.warnings]
     further = [_one_message(read, family, bool(given["random"]), options)] if given["one_message"] else []
     for line in (report.headline(posterior), *notes):
         click.echo(line)
@@ -178,6 +187,26 @@ def glm_model(table: str | None, family: str, output: str | None, **given: Any) 
         return {**found, "coefficients": rows, "level": given["level"], "clients": read.client_names, **words}
 
     return record
+
+
+def _bounds(read: Any, given: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """Return the bounds of each column of the design, of 0 and 1 for a level of text, and of the outcome."""
+    from tfp_bfl.data.cells import FACTOR
+    from tfp_bfl.glm.posterior import OUTCOME
+
+    levels = [name for feature in read.plan.features() if feature.kind == FACTOR for name in feature.columns]
+    found = {name: (0.0, 1.0) for name in levels if name in read.names}
+    for part in filter(None, (given["bounds"] or "").split(",")):
+        name, _, text = part.rpartition("=")
+        low, _, high = text.partition(":")
+        try:
+            values = float(low), float(high)
+        except ValueError:
+            raise InvalidArgument(
+                f"--bounds has {part!r}, but must have NAME=LEAST:LARGEST, such as age=0:100."
+            ) from None
+        found[OUTCOME if canonical(name) == canonical(given["outcome"]) else canonical(name)] = values
+    return found
 
 
 def _source(table: str | None, run: str | None, family: str, given: dict[str, Any]) -> Any:
@@ -218,6 +247,13 @@ def _check_options(family: str, given: dict[str, Any]) -> None:
         raise InvalidArgument("--stratified is for the family cox: leave it out.")
     if given["predict"] and not given["output"]:
         raise InvalidArgument("--predict writes predictions.csv: give --output FOLDER.")
+    if given["epsilon"] is None and (given["bounds"] or given["delta"] is not None):
+        raise InvalidArgument("--delta and --bounds are for differential privacy: give --epsilon too.")
+    if given["epsilon"] is not None:
+        if family != "gaussian" or given["random"] or given["one_message"]:
+            raise InvalidArgument("--epsilon is for the family gaussian without --random and --one-message.")
+        if given["missing"] != "drop":
+            raise InvalidArgument("--missing indicate takes means from the rows, without noise: leave it out.")
     for option in ("features", "fitted_prior", "export"):
         if given[option] and not given["random"]:
             raise InvalidArgument(f"--{option.replace('_', '-')} is for models with --random: give its names too.")

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +15,9 @@ from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums, ch
 from tfp_bfl.glm.hierarchical import Hierarchical, add_effects, layout_of, own_effect
 from tfp_bfl.glm.multinomial import check_size, effects_in_classes, in_classes, with_classes
 from tfp_bfl.glm.newton import expand, gaussian_of_sums, inverse, maximise, residual_sum, solve
-from tfp_bfl.glm.posterior import Model, Posterior
+from tfp_bfl.glm.posterior import Model, Posterior, RowPrivacy
 from tfp_bfl.glm.priors import FITTED, FLAT, ask_columns, fit_priors
+from tfp_bfl.glm.private import fit_private
 from tfp_bfl.glm.random_features import Features, check_features, draw_features, expand_rows
 from tfp_bfl.glm.rows import INTERCEPT, DesignRows, Given, read
 
@@ -34,6 +35,10 @@ def fit(
     second_order: bool = False,
     secure_sums: bool = False,
     classes: Sequence[str] | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    bounds: Mapping[str, tuple[float, float]] | None = None,
+    seed: int | None = None,
 ) -> Posterior:
     """Fit a generalised linear model by Newton's method on sums of clients.
 
@@ -67,6 +72,12 @@ def fit(
       secure_sums: add the clients' sums in fixed point, as secure aggregation between sites does (`sums`). "cox" then
         needs stratified.
       classes: "multinomial" only: names of the classes [C]; those of `data.Clients`, or their numbers, if None.
+      epsilon: "gaussian" only: differential privacy of each row, by noise that is added once to the sums of all rows;
+        the posterior then includes the noise (`tfp_bfl.glm.private`). None without noise.
+      delta: of (epsilon, delta); None for 1e-5.
+      bounds: with epsilon: column -> its least and largest value, "outcome" for the outcome. Rows are cut there, so
+        that one row has little influence; they must be known without the rows.
+      seed: of the noise, to repeat a simulation; None for one of the operating system, as privacy requires.
 
     Raises:
       InvalidArgument: bad input; coefficients that the rows do not determine (collinear columns); or a likelihood
@@ -86,7 +97,14 @@ def fit(
     """
     model = Model(family, prior_stddev, intercept_stddev, dispersion, stratified, second_order)
     model.check(exposure)
+    private = [name for name, x in (("delta", delta), ("bounds", bounds), ("seed", seed)) if x is not None]
+    if epsilon is None and private:
+        raise InvalidArgument(f"{private[0]} is for differential privacy: give epsilon too.")
     table, federation = _read(clients, model, names, exposure, secure_sums, classes)
+    if epsilon is not None:
+        privacy = RowPrivacy(epsilon, 1e-5 if delta is None else delta, dict(bounds or {}))
+        privacy.check(family, table.names[1:])
+        return fit_private(table, model, privacy, secure_sums, seed)
     posterior = _fit(federation, model)
     return in_classes(posterior, table.classes) if table.classes else posterior
 

@@ -2,13 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from scipy import stats
 
-from tfp_bfl.errors import InvalidArgument, check_number, lookup
+from tfp_bfl.errors import InvalidArgument, check_delta, check_number, lookup, shown
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.quadrature import grid
 from tfp_bfl.glm.rows import INTERCEPT
@@ -19,6 +19,8 @@ _NODES = {1: 40, 2: 20, 3: 11}
 # Of Cholesky's factor: relative, and of a variance of 0.
 _JITTER, _LEAST = 1e-13, 1e-200
 _MOST_DEGREES = 1e6
+# The name of the outcome among bounds.
+OUTCOME = "outcome"
 
 
 Array = TypeVar("Array", np.ndarray, Any)
@@ -64,6 +66,37 @@ class Model(NamedTuple):
         of = lambda stddev: 0.0 if stddev is None else 1 / stddev**2
         first = self.prior_stddev if self.intercept_stddev is None else self.intercept_stddev
         return np.array([of(first) if name == INTERCEPT else of(self.prior_stddev) for name in names])
+
+
+class RowPrivacy(NamedTuple):
+    """Differential privacy of each row.
+
+    Fields:
+      epsilon, delta: P(S~ | with a row) <= exp(epsilon) P(S~ | without) + delta, and the reverse.
+      bounds: column -> the least and the largest value, "outcome" for the outcome; rows are cut there. They must be
+        known without the rows.
+    """
+
+    epsilon: float
+    delta: float
+    bounds: Mapping[str, tuple[float, float]]
+
+    def check(self, family: str, names: list[str]) -> None:
+        """Raise InvalidArgument for a family or a number that does not fit, and for columns without bounds."""
+        if family != "gaussian":
+            raise InvalidArgument(f"epsilon is for the family 'gaussian', but the family is {shown(family)}.")
+        check_number(self.epsilon, "epsilon")
+        check_delta(self.delta)
+        wanted = [*names, OUTCOME]
+        without, unknown = ([x for x in a if x not in b] for a, b in ((wanted, self.bounds), (self.bounds, wanted)))
+        if without or unknown:
+            said = f"bounds lacks {', '.join(without)}" if without else f"bounds names {shown(unknown[0])}"
+            raise InvalidArgument(f"{said}: give the least and the largest value of {', '.join(wanted)}.")
+        for name, (low, high) in self.bounds.items():
+            if not (math.isfinite(low) and math.isfinite(high) and low < high):
+                raise InvalidArgument(
+                    f"The bounds of {name} are {low:g} and {high:g}, but must be two numbers in ascending order."
+                )
 
 
 class Coefficients(list[dict[str, Any]]):
@@ -133,6 +166,7 @@ class Posterior:
       degrees_of_freedom: of Student's t, a number or one for each coefficient [p]; None for normal intervals.
       satterthwaite: from which those of `degrees_at` follow, with restricted maximum likelihood; otherwise None.
       classes: the names of the classes ("multinomial") [C].
+      privacy: differential privacy of each row; None without.
     """
 
     names: Sequence[str]
@@ -153,6 +187,7 @@ class Posterior:
     degrees_of_freedom: float | np.ndarray | None = None
     satterthwaite: Satterthwaite | None = None
     classes: Sequence[str] = ()
+    privacy: RowPrivacy | None = None
 
     @property
     def num_predictors(self) -> int:

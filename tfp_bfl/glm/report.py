@@ -22,6 +22,7 @@ from tfp_bfl.glm.given import read_archive
 from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.newton import inverse, solve
 from tfp_bfl.glm.posterior import Coefficients, Posterior, as_text, mean_of, quantile
+from tfp_bfl.glm.private import noise_of
 from tfp_bfl.glm.random_features import RandomFeatures
 from tfp_bfl.glm.sums import Sums, pack
 from tfp_bfl.plots.forest import Estimate, forest_plot
@@ -52,6 +53,18 @@ def headline(posterior: Posterior) -> str:
     events = "" if posterior.family == "gaussian" else f", {posterior.events:,} events"
     events = f", {len(posterior.classes)} classes" if posterior.classes else events
     return f"{posterior.family}: {posterior.count:,} rows{events}, {clients}, {messages}"
+
+
+def private_notes(posterior: Posterior, notes: Sequence[str]) -> list[str]:
+    """Return sentences on the rows; in their place, with differential privacy, what it is: they may hold counts."""
+    private = posterior.privacy
+    if private is None:
+        return list(notes)
+    return [
+        f"Differential privacy of each row: epsilon {private.epsilon:g}, delta {private.delta:g}. Each sum of columns "
+        f"scaled to [-1, 1] has noise of standard deviation {noise_of(private):.3g}, which the intervals include. "
+        "Names of columns and of levels are not hidden."
+    ]
 
 
 def standard_deviations(result: Result) -> list[str]:
@@ -106,10 +119,10 @@ def estimates(result: Result, design: Design, level: float, options: Mapping[str
     """Return the coefficients of the largest clients, and the pooled ones; None for one client.
 
     With random effects they are the posterior means of the clients' coefficients; otherwise each client is fitted
-    alone, with NaN for one that does not determine the coefficients.
+    alone, with NaN for one that does not determine the coefficients. With differential privacy there are none.
     """
     clients, posterior = design.clients, posterior_of(result)
-    if len(clients) < 2:
+    if len(clients) < 2 or posterior.privacy is not None:
         return None
     largest = sorted(np.argsort([-len(x) for x, _ in clients], kind="stable")[:_MOST_CLIENTS].tolist())
     half, names, found = posterior.interval(level)[:, 1] - posterior.mean, list(posterior.names), []
@@ -300,6 +313,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "messages": posterior.messages,
         "log_likelihood": posterior.log_likelihood,
         **({"classes": list(posterior.classes)} if posterior.classes else {}),
+        **({"privacy": posterior.privacy._asdict()} if posterior.privacy else {}),
     }
     if posterior.sums is not None and posterior.sums_at is not None:  # By which clients join and leave.
         record["sums"], record["sums_at"] = pack(*posterior.sums).tolist(), posterior.sums_at.tolist()
