@@ -60,3 +60,11 @@ herds <- data.frame(sick = treated$sick, second = +(treated$period == 2), late =
 fit <- glmer(sick ~ second + late + (1 | client), herds, binomial, nAGQ = 15,
   control = glmerControl(optimizer = "bobyqa", optCtrl = list(rhoend = 1e-10), tolPwrss = 1e-12))
 write("herds", herds, fixef(fit), as.vector(VarCorr(fit)$client))
+
+# Left truncation, and columns that change with time: transplants of hearts.
+waits <- data.frame(time = heart$stop, event = heart$event, entry = heart$start, age = heart$age, year = heart$year,
+  surgery = heart$surgery, transplant = +(heart$transplant == 1))
+surv <- Surv(heart$start, heart$stop, heart$event)
+write("entries", waits, of(coxph(surv ~ age + year + surgery + transplant, waits, control = tight)))
+curve <- summary(survfit(surv ~ 1, conf.type = "log-log"))
+write("entries_curve", waits, curve$surv, curve$std.err, curve$n.risk)

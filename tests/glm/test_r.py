@@ -82,6 +82,18 @@ def test_curves_and_log_rank(of_r):
         np.testing.assert_allclose([test.statistic, *test.expected], of_test, rtol=1e-9)
 
 
+def test_rows_that_enter_later(of_r):
+    columns, expected = of_r("entries")
+    clients, _ = dealt(columns, ["time", "event", "entry"])
+    found = glm.fit(clients, "cox")
+    np.testing.assert_allclose(found.mean, expected[:4], rtol=1e-6)
+    np.testing.assert_allclose(found.covariance, expected[4:].reshape(4, 4), rtol=1e-5, atol=1e-9)
+    curve = glm.kaplan_meier([outcome for _, outcome in clients]).curves["all"]
+    at = curve.events > 0
+    found = np.concatenate([curve.survival[at], curve.stddev[at], curve.at_risk[at]])
+    np.testing.assert_allclose(found, of_r("entries_curve")[1], rtol=1e-9)
+
+
 def test_random_effects(of_r):
     for name, random in (("intercepts", ["(intercept)"]), ("slopes", ["(intercept)", "Days"]), ("likelihood", None)):
         columns, expected = of_r(name)

@@ -40,6 +40,7 @@ _OPTIONS = {
     "event": ("COLUMN", "Event of each row for cox: of two values the larger one is an event."),
     "event_value": ("VALUES", "Values that count as an event, such as 1,2,3."),
     "exposure": ("COLUMN", "Time or size at which counts were collected."),
+    "entry": ("COLUMN", "Time after which a row is at risk (cox)."),
     "only": ("COLUMNS", "Columns to use; all others but the outcome if not given."),
     "drop": ("COLUMNS", "Columns to leave out."),
     "categorical": ("COLUMNS", "Columns of numbers that are categories."),
@@ -123,7 +124,14 @@ def glm_model(table: str | None, family: str, output: str | None, **given: Any) 
         raise InvalidArgument("--random and --one-message compare clients: give --client-column.")
     read = design.read_design(
         source,
-        design.Outcome(given["outcome"], family, given["event"], names_of(given["event_value"]), given["exposure"]),
+        design.Outcome(
+            given["outcome"],
+            family,
+            given["event"],
+            names_of(given["event_value"]),
+            given["exposure"],
+            given["entry"],
+        ),
         given["client_column"],
         **how,
     )
@@ -168,7 +176,9 @@ def glm_model(table: str | None, family: str, output: str | None, **given: Any) 
         known = len(read.clients) - len({*left_out})
         click.echo(f"{given['export']} holds a SavedModel with {known:,} client{'s' if known != 1 else ''}.")
     if output is not None:
-        of = {name: given[name] for name in ("event", "event_value", "exposure")} | {"column": given["outcome"]}
+        of = {name: given[name] for name in ("event", "event_value", "exposure", "entry")} | {
+            "column": given["outcome"]
+        }
         drawn = report.estimates(result, read, given["level"], options)
         fitted = pathlib.Path(output), result, read.client_names, given["level"]
         about = report.About(str(table or run), command=command_line())

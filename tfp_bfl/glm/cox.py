@@ -7,6 +7,9 @@ t_1 < ... < t_m. From then on a client's message holds, for each t, sums over it
 
     s0 = sum exp(x' b),   s1 = sum exp(x' b) x,   s2 = sum exp(x' b) x x',   and d0, d1, d2, the same over events at t
 
+A row with an entry is at risk at entry < t <= time (left truncation). Several rows of one person with intervals that
+follow each other have columns that change with time; their likelihood is that of one row each.
+
 They add up over clients, so the result equals that of all rows in one place. `stratified` gives each client a baseline
 hazard; then its log likelihood, gradient and information are sums, and no event time leaves a client.
 
@@ -75,14 +78,18 @@ def risk_sums(rows: Rows, coefficients: np.ndarray, times: np.ndarray) -> RiskSu
     hazard = np.exp(np.clip(eta, -700.0, 700.0))
     squares = hazard[:, np.newaxis, np.newaxis] * x[:, :, np.newaxis] * x[:, np.newaxis]
     weighted = hazard, hazard[:, np.newaxis] * x, squares
-    # A row is at risk at times[0] to times[last - 1].
-    last = np.searchsorted(times, time, side="right")
+    # A row is at risk at times[first] to times[last - 1].
+    last, *first = (np.searchsorted(times, x, side="right") for x in (time, *rows.outcome.T[2:]))
     where = np.searchsorted(times, time[event])
 
+    def before(place: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Add up the values of rows with a place above j, for each time j."""
+        by_place = np.zeros((len(times) + 1, *values.shape[1:]))
+        np.add.at(by_place, place, values)
+        return np.cumsum(by_place[::-1], 0)[::-1][1:]
+
     def from_last(values: np.ndarray) -> np.ndarray:
-        by_last = np.zeros((len(times) + 1, *values.shape[1:]))
-        np.add.at(by_last, last, values)
-        return np.cumsum(by_last[::-1], 0)[::-1][1:]
+        return before(last, values) - sum(before(place, values) for place in first)
 
     def at_events(values: np.ndarray) -> np.ndarray:
         sums = np.zeros((len(times), *values.shape[1:]))

@@ -196,7 +196,7 @@ def read_design(
     text = [name for name in (client_column, *options.categorical) if name]
     table = as_table(path, where) if is_table(path) else read_table(pathlib.Path(path), separator, text=text)
     reserved = [*outcome.reserved, *([client_column] if client_column else [])]
-    of_outcome = "--outcome, --event, --exposure or --client-column"
+    of_outcome = "--outcome, --event, --exposure, --entry or --client-column"
     if len({*reserved}) < len(reserved):
         raise InvalidArgument(f"{of_outcome.replace('or', 'and')} must name different columns.")
     given = {of_outcome: reserved, "--only": options.only, "--drop": options.drop, "--categorical": options.categorical}

@@ -55,7 +55,8 @@ def fit(
       clients: `data.Clients`, in the units of its table, or a list of (features [n, d], outcome [n]) of each client.
         The outcome of `data.Clients` without a target is the number that names the class.
         There are p = d + 1 coefficients, the intercept first; p = d for "cox". For "cox" the outcome is (time, event)
-        [n, 2], with an event of 1, or 0 for a censored row.
+        [n, 2], with an event of 1, or 0 for a censored row; or (time, event, entry) [n, 3] for rows that are at risk
+        at entry < t <= time.
       family: "gaussian", "bernoulli", "poisson", "cox", or "multinomial" for numbers of classes from 0: each column has
         a coefficient for each class but the first, of its difference from the first one.
       prior_stddev: s of the Gaussian prior on each coefficient, with the intercept; None for a flat prior. Of classes,

@@ -18,7 +18,7 @@ _MOST_CLASSES = 100
 
 
 class Outcome(NamedTuple):
-    """The columns of the outcome (the time for "cox"), of its event ("cox") and of the exposure.
+    """The columns of the outcome, the exposure, and for "cox" time, event, and the time after which a row is at risk.
 
     `event_values` are the values that are an event; () stands for the larger one of two.
     """
@@ -28,6 +28,7 @@ class Outcome(NamedTuple):
     event: str | None = None
     event_values: Sequence[str] = ()
     exposure: str | None = None
+    entry: str | None = None
 
     @property
     def event_column(self) -> str | None:
@@ -37,7 +38,7 @@ class Outcome(NamedTuple):
     @property
     def reserved(self) -> list[str]:
         """The columns that are no features."""
-        return [x for x in (self.column, self.event, self.exposure) if x]
+        return [x for x in (self.column, self.event, self.exposure, self.entry) if x]
 
     def check(self) -> None:
         """Raise InvalidArgument for a column that the family lacks, or that is of another one."""
@@ -47,15 +48,18 @@ class Outcome(NamedTuple):
             raise InvalidArgument(f"--event-value is for bernoulli and cox, but the family is {self.family}.")
         if self.exposure and self.family != "poisson":
             raise InvalidArgument(f"--exposure is for poisson, but the family is {self.family}.")
+        if self.entry and self.family != "cox":
+            raise InvalidArgument(f"--entry is for cox, but the family is {self.family}.")
 
     def in_one_form(self) -> Outcome:
         """Return the outcome with `data.names.canonical` names."""
         form = lambda name: None if name is None else canonical(name)
-        return self._replace(column=canonical(self.column), event=form(self.event), exposure=form(self.exposure))
+        event, exposure, entry = map(form, (self.event, self.exposure, self.entry))
+        return self._replace(column=canonical(self.column), event=event, exposure=exposure, entry=entry)
 
 
 def read_outcome(table: Columns, outcome: Outcome, where: str, events: Sequence[str] | None = None) -> np.ndarray:
-    """Read outcomes [N], or (time, event) [N, 2] for "cox"; NaN in empty cells.
+    """Read outcomes [N], or (time, event) [N, 2] or (time, event, entry) [N, 3] for "cox"; NaN in empty cells.
 
     `events` are the values that are an event, or the classes, in all tables; None for those of this one
     (`find_events`).
@@ -68,20 +72,27 @@ def read_outcome(table: Columns, outcome: Outcome, where: str, events: Sequence[
     of_value = {x: number for number, x in enumerate(found)}
     values = [of_value[x] if x else 0 for x in cells] if outcome.family == "multinomial" else np.isin(cells, found)
     event = np.where(cells == "", np.nan, values)
-    return event if outcome.event is None else np.stack([numbers(table, outcome.column, where), event], 1)
+    if outcome.event is None:
+        return event
+    entry = [numbers(table, outcome.entry, where)] if outcome.entry else []
+    return np.stack([numbers(table, outcome.column, where), event, *entry], 1)
 
 
 def are_filled(values: np.ndarray, exposure: np.ndarray | None) -> np.ndarray:
-    """Return which outcomes [N] or [N, 2] have no empty cell, and an exposure [N] if there is one, bool [N]."""
+    """Return which outcomes [N] or [N, 2 or 3] have no empty cell, and an exposure [N] if there is one, bool [N]."""
     found: np.ndarray = np.all(np.isfinite(values), tuple(range(1, values.ndim)))
     return found if exposure is None else found & np.isfinite(exposure)
 
 
 def check_outcome(values: np.ndarray, outcome: Outcome, where: str) -> None:
-    """Refuse counts (of `read_outcome`) that are no whole numbers of at least 0, and times that are not above 0."""
+    """Refuse counts (of `read_outcome`) that are no whole numbers of at least 0, and times that are not above 0 or not
+    after the entry.
+    """
     numbers = values[:, 0] if outcome.family == "cox" else values
     if outcome.family == "cox":
         wrong, requirement = numbers <= 0, "times above 0"
+        if outcome.entry and not np.any(wrong):
+            wrong, requirement = values[:, 2] >= numbers, f"times after those of {shown(outcome.entry)}"
     elif outcome.family == "poisson":
         wrong = (numbers < 0) | (numbers != np.round(numbers))
         requirement = "counts (0, 1, 2, ...) for the family poisson"

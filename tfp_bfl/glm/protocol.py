@@ -91,7 +91,7 @@ class Answers:
         self._names, self._num_clients, self._is_secure = names, num_clients, is_secure
         self._totals: list[np.ndarray] = []
         self._last: tuple[Question, np.ndarray] | None = None
-        width = len(names) - (INTERCEPT in names) + (2 if family == "cox" else 1)
+        width = len(names) - (INTERCEPT in names) + (1 if rows.outcome.ndim == 1 else rows.outcome.shape[1])
         # With secure sums, the smallest client determines the number: the rows of others are not known.
         self.most_numbers, self.numbers = len(rows.design) * width * (num_clients if is_secure else 1), 0
 

@@ -16,7 +16,10 @@ Given = Clients | Sequence[tuple[np.ndarray, np.ndarray]]
 
 
 class Rows(NamedTuple):
-    """The rows of a client: design [n, p], outcome [n], or (time, event) [n, 2], and offset of the predictor [n]."""
+    """The rows of a client: design [n, p], outcome [n], and offset of the predictor [n].
+
+    For survival the outcome is (time, event) [n, 2] or (time, event, entry) [n, 3].
+    """
 
     design: np.ndarray
     outcome: np.ndarray
@@ -144,14 +147,17 @@ def floats(values: np.ndarray, what: str) -> np.ndarray:
 
 
 def _check_outcome(outcome: np.ndarray, count: int, family: Family | None, client: int) -> None:
-    shape = (count,) if family else (count, 2)
-    if outcome.shape != shape:
-        raise InvalidArgument(f"The outcome of client {client} has shape {outcome.shape}, but must have {shape}.")
+    shapes = [(count,)] if family else [(count, 2), (count, 3)]
+    if outcome.shape not in shapes:
+        must = " or ".join(map(str, shapes))
+        raise InvalidArgument(f"The outcome of client {client} has shape {outcome.shape}, but must have {must}.")
     if family:
         valid, requirement, values = family.is_valid(outcome), family.requirement, outcome
     else:
         valid = (outcome[:, 0] > 0) & ((outcome[:, 1] == 0) | (outcome[:, 1] == 1))
         requirement, values = "a time above 0 and an event of 0 or 1", outcome
+        if outcome.shape[1] == 3 and np.all(valid):
+            valid, requirement = outcome[:, 2] < outcome[:, 0], "a time, an event and an entry before the time"
     wrong = np.flatnonzero(~valid)
     if len(wrong):
         name = family.name if family else "survival"

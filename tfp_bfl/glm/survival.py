@@ -16,7 +16,7 @@ import numpy as np
 from scipy import stats
 
 from tfp_bfl.data.names import natural
-from tfp_bfl.errors import InvalidArgument, check_number
+from tfp_bfl.errors import InvalidArgument, check_number, counted
 from tfp_bfl.glm.federation import add_answers
 from tfp_bfl.glm.posterior import Coefficients, as_text, quantile
 from tfp_bfl.glm.rows import floats, read
@@ -133,7 +133,7 @@ class LogRank(NamedTuple):
     messages: int
 
     def __str__(self) -> str:
-        degrees = f"{self.degrees_of_freedom} degree{'s' if self.degrees_of_freedom > 1 else ''} of freedom"
+        degrees = f"{counted(self.degrees_of_freedom, 'degree')} of freedom"
         return f"Log-rank test: chi-squared {self.statistic:.4g} with {degrees}, p = {self.p_value:.3g}."
 
     def table(self) -> Coefficients:
@@ -161,10 +161,12 @@ def kaplan_meier(
     one place, digit by digit. Intervals are those of log(-log S), as R's conf.type = "log-log" and lifelines'.
 
     Args:
-      clients: (time, event) [n, 2] of each client's rows: a time above 0, and an event of 1, or 0 for a censored row.
+      clients: (time, event) [n, 2] of each client's rows: a time above 0, and an event of 1, or 0 for a censored row;
+        or (time, event, entry) [n, 3], for rows that are at risk at entry < t <= time (left truncation).
       groups: a label for each row, by client [n]; None for one curve.
       grid: ascending times on which all clients agreed; None for the union of the times of events. Times are rounded up
-        to the grid, and rows beyond its end are censored there. It takes one message.
+        to the grid, and rows beyond its end are censored there; entries too, but not where an event follows at once. It
+        takes one message.
       times: of the table `at_times`; None for round ones.
       horizon: the time up to which the restricted mean is computed; None for no mean.
       level: probability of the intervals.
@@ -285,9 +287,11 @@ def as_times(values: Times, name: str) -> np.ndarray:
 
 
 class _Cohort(NamedTuple):
-    """Time, event, stratum and group of each client's rows [n], all strata [s] and groups [g], and the grid, if any."""
+    """Time, event, entry, stratum and group of each client's rows [n], all strata [s] and groups [g], and the grid, if
+    any. The entry is -inf without one.
+    """
 
-    clients: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]
+    clients: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]
     strata: list[str]
     groups: list[str]
     grid: np.ndarray | None
@@ -308,19 +312,23 @@ class _Cohort(NamedTuple):
     def total(self, times: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Count rows [s, g], and rows at risk and events at each of the times [m, s, g].
 
-        Each client sends how many rows, and how many with an event, were last at risk at each time, or at none.
+        Each client sends how many rows, and how many with an event, were last at risk at each time, or at none; where
+        rows have entries also how many were not yet at risk there.
         """
-        shape = 2, len(times) + 1, len(self.strata), len(self.groups)
+        has_entry = any(np.any(np.isfinite(entry)) for _, _, entry, *_ in self.clients)
+        shape = 2 + has_entry, len(times) + 1, len(self.strata), len(self.groups)
 
-        def answer(time: np.ndarray, event: np.ndarray, *labels: np.ndarray) -> np.ndarray:
+        def answer(time: np.ndarray, event: np.ndarray, entry: np.ndarray, *labels: np.ndarray) -> np.ndarray:
             counts, place = np.zeros(shape), (np.searchsorted(times, time, "right"), *labels)
             np.add.at(counts[0], place, 1.0)
             np.add.at(counts[1], place, event)
+            if has_entry:
+                np.add.at(counts[2], (np.searchsorted(times, entry, "right"), *labels), 1.0)
             return counts.ravel()
 
-        ended, events = add_answers((answer(*rows) for rows in self.clients), self.is_secure).reshape(shape)
-        at_risk = np.cumsum(ended[::-1], 0)[::-1]
-        return at_risk[0], at_risk[1:], events[1:]
+        total = add_answers((answer(*rows) for rows in self.clients), self.is_secure).reshape(shape)
+        ended, *entered = (np.cumsum(total[kind][::-1], 0)[::-1] for kind in (0, *range(2, len(total))))
+        return ended[0], (ended - sum(entered))[1:], total[1][1:]
 
 
 def _read(
@@ -334,11 +342,15 @@ def _read(
         _levels(groups, "groups", sizes),
     )
     rows = []
-    for (time, event), *labels in zip((outcome.T for outcome in outcomes), of_strata, of_groups):
+    for (time, event, *entries), *labels in zip((outcome.T for outcome in outcomes), of_strata, of_groups):
+        entry = entries[0] if entries else np.full(len(time), -np.inf)
         if points is not None:
+            from_start = np.append(0.0, points)
+            later = from_start[np.minimum(np.searchsorted(from_start, entry), len(points))]
             place = np.searchsorted(points, time)
             time, event = np.append(points, points[-1])[place], event * (place < len(points))
-        rows.append((time, event, *labels))
+            entry = np.where((later < time) | (event == 0), later, entry)
+        rows.append((time, event, entry, *labels))
     return _Cohort(rows, all_strata, all_groups, points, is_secure)
 
 

@@ -28,6 +28,7 @@ Example:
 @click.argument("table", metavar="TABLE")
 @click.option("--duration", metavar="COLUMN", required=True, help="Time of the event, or of censoring.")
 @click.option("--event", metavar="COLUMN", required=True, help="Event: of two values the larger one is an event.")
+@click.option("--entry", metavar="COLUMN", help="Time after which a row is at risk; the start if not given.")
 @click.option("--event-value", metavar="VALUES", help="Values that count as an event, such as 1,2,3.")
 @click.option("--by", metavar="COLUMN", help="Groups: a curve for each, and the log-rank test.")
 @click.option("--strata", metavar="COLUMN", help="Strata within which the log-rank test compares groups.")
@@ -93,15 +94,17 @@ def _read(path: pathlib.Path, given: dict[str, Any]) -> tuple[_Parts, _Parts, _P
     from tfp_bfl.data.tables import read_table
     from tfp_bfl.glm.outcomes import Outcome, check_outcome, note_event, read_outcome
 
-    options = ("duration", "event", "by", "strata", "client_column")
+    options = ("duration", "event", "by", "strata", "client_column", "entry")
     named = {option: canonical(given[option]) for option in options if given[option]}
-    table = read_table(path, given["separator"], text=[named[option] for option in options[2:] if option in named])
+    table = read_table(path, given["separator"], text=[named[option] for option in options[2:5] if option in named])
     where = path_name(path)
     for option, name in named.items():
         lookup(dict.fromkeys(table.column_names), name, "column", f"in {where} for --{option.replace('_', '-')}")
         if [*named.values()].count(name) > 1:
             raise InvalidArgument(f"Two options name the column {name!r}, but each needs its own.")
-    outcome = Outcome(named["duration"], "cox", named["event"], names_of(given["event_value"]))
+    outcome = Outcome(
+        named["duration"], "cox", named["event"], names_of(given["event_value"]), entry=named.get("entry")
+    )
     values, notes = read_outcome(table, outcome, where), note_event(table, outcome, where)
     check_outcome(values, outcome, where)
     everybody = np.full(len(values), "all", object)

@@ -249,7 +249,7 @@ def _finish(sites: Sites, result: Posterior | Hierarchical, notes: Sequence[str]
     warnings = [*attendance.absences(), *notes, *posterior.warnings, *_doubts(own, result)]
     if sites.is_secure and len(clients) == 2:
         warnings.append("Of two sites, each can compute the sums of the other from the result and its own.")
-    of = {"column": job.outcome, "event": job.event, "event_value": job.event_value, "exposure": job.exposure}
+    of = {name: getattr(job, name) for name in ("event", "event_value", "exposure", "entry")} | {"column": job.outcome}
     found = None if isinstance(result, Hierarchical) else report.estimates_by_sums(posterior, own, job.level)
     fit = run.folder, result, clients, job.level
     about = report.About(f"tables of {len(clients)} sites", command=run.command)

@@ -134,6 +134,7 @@ class GlmJob(pydantic.BaseModel):
     event: str | None = None
     event_value: list[str] = []
     exposure: str | None = None
+    entry: str | None = None
     missing: str = DEFAULTS["missing"]
     level: float = DEFAULTS["level"]
     revise: Revision | None = None
@@ -143,7 +144,8 @@ class GlmJob(pydantic.BaseModel):
     @property
     def columns(self) -> Outcome:
         """The columns of the outcome."""
-        return Outcome(self.outcome, self.model.family, self.event, self.event_value, self.exposure).in_one_form()
+        of = self.outcome, self.model.family, self.event, self.event_value, self.exposure, self.entry
+        return Outcome(*of).in_one_form()
 
     @property
     def options(self) -> dict[str, Any]:
