@@ -68,3 +68,12 @@ surv <- Surv(heart$start, heart$stop, heart$event)
 write("entries", waits, of(coxph(surv ~ age + year + surgery + transplant, waits, control = tight)))
 curve <- summary(survfit(surv ~ 1, conf.type = "log-log"))
 write("entries_curve", waits, curve$surv, curve$std.err, curve$n.risk)
+
+# Robust variances: by row and by institution; of the hearts by patient, who has several rows.
+write("robust", trial, as.vector(vcov(coxph(Surv(time, status) ~ age + sex + ph.ecog, trial, robust = TRUE, control = tight))),
+  as.vector(vcov(coxph(Surv(time, status) ~ age + sex + ph.ecog, trial, cluster = inst, control = tight))))
+waits$client <- heart$id
+write("robust_entries", waits,
+  as.vector(vcov(coxph(surv ~ age + year + surgery + transplant, waits, cluster = heart$id, control = tight))))
+write("robust_strata", trial, as.vector(vcov(
+  coxph(Surv(time, status) ~ age + sex + ph.ecog + strata(inst), trial, cluster = inst, control = tight))))

@@ -87,6 +87,7 @@ def model_options(function: Callable[..., None], needs_outcome: bool = True) -> 
     "--export", metavar="FOLDER", help="New folder for a SavedModel with the client as input; needs --random."
 )
 @click.option("--leave-out", metavar="CLIENTS", help="Clients of which --export holds no random effect.")
+@click.option("--robust", metavar="UNIT", help="Robust (sandwich) variance, by rows or by clients.")
 @click.option("--epsilon", metavar="NUMBER", type=float, help="Differential privacy of each row (gaussian).")
 @click.option("--delta", metavar="NUMBER", type=float, help="Delta of --epsilon; 1e-5 if not given.")
 @click.option(
@@ -149,6 +150,7 @@ def glm_model(table: str | None, family: str, output: str | None, **given: Any) 
     if given["epsilon"] is not None:
         options |= {"epsilon": given["epsilon"], "delta": given["delta"], "bounds": _bounds(read, given)}
     second = {"second_order": given["second_order"]}
+    options |= {"robust": given["robust"]} if given["robust"] else {}
     result: report.Result
     if given["random"]:
         # A given number is the prior of features too.
@@ -253,6 +255,12 @@ def _check_options(family: str, given: dict[str, Any]) -> None:
             raise InvalidArgument(
                 f"--{option} is for gaussian, bernoulli, poisson and multinomial, but the family is cox."
             )
+    if given["robust"] and (given["random"] or given["one_message"]):
+        raise InvalidArgument(
+            "--robust is for models without --random and --one-message, which have their own variance."
+        )
+    if given["robust"] == "clients" and not given["client_column"]:
+        raise InvalidArgument("--robust clients compares clients: give --client-column.")
     if given["stratified"] and (given["random"] or family != "cox"):
         raise InvalidArgument("--stratified is for the family cox: leave it out.")
     if given["predict"] and not given["output"]:

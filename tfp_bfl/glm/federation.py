@@ -11,7 +11,7 @@ from tfp_bfl.glm import cox, effects
 from tfp_bfl.glm.checks import check_resolution
 from tfp_bfl.glm.families import FAMILIES, Family
 from tfp_bfl.glm.rows import DesignRows, Rows
-from tfp_bfl.glm.sums import MOST_CLIENTS, Sums, client_sums, decode, encode, first_sums, pack
+from tfp_bfl.glm.sums import MOST_CLIENTS, Sums, client_sums, decode, encode, first_sums, pack, row_scores
 
 _NOTHING = np.zeros(0)
 # Kind of the question for the times of events.
@@ -26,8 +26,10 @@ class Question(NamedTuple):
       points: coefficients, or the parameters of random effects, at which sums are asked for [m, size].
       columns: "effects" and "restricted": columns of the design whose coefficients differ between clients.
       nodes: "effects" and "restricted": of the quadrature.
-      centre: "risk", "stratum" and "trend": subtracted from the columns [p].
-      times: "risk": of events, of all clients.
+      centre: "risk", "stratum", "trend" and "scores": subtracted from the columns [p].
+      times: "risk" and "scores": of events, of all clients; none for a baseline hazard of each client.
+      unit: "scores": what each score is of, rows or clients.
+      risk: "scores" of "cox": the sums over risk sets of all clients; none for a baseline hazard of each client.
     """
 
     kind: str
@@ -36,6 +38,8 @@ class Question(NamedTuple):
     nodes: int = 0
     centre: np.ndarray = _NOTHING
     times: np.ndarray = _NOTHING
+    unit: str = ""
+    risk: np.ndarray = _NOTHING
 
 
 class Federation(Protocol):
@@ -91,6 +95,22 @@ def _risk(rows: Rows, question: Question) -> cox.RiskSums:
     return cox.risk_sums(centred, question.points[0], times)
 
 
+def _scores(rows: Rows, family: str, question: Question) -> np.ndarray:
+    """Compute the sum of g g' over rows or for the client, g the score of one of them, with a dispersion of 1."""
+    (point,) = question.points
+    if family == "cox":
+        rows = cox.centred(rows, question.centre)
+        if len(question.risk):
+            times, of_all = question.times, cox.RiskSums.unpack(question.risk, len(question.times), len(point))
+        else:
+            times, of_all = (own := cox.event_times(rows)), cox.risk_sums(rows, point, own)
+        scores = cox.row_scores(rows, point, times, of_all)
+    else:
+        scores = row_scores(rows, point, FAMILIES[family])
+    scores = np.sum(scores, 0, keepdims=True) if question.unit == "clients" else scores
+    return np.ravel(scores.T @ scores)
+
+
 # Kind of a question -> (rows, family, question) -> the answer of one client [n].
 KINDS: dict[str, Callable[[Rows, str, Question], np.ndarray]] = {
     "first": _first,
@@ -101,6 +121,7 @@ KINDS: dict[str, Callable[[Rows, str, Question], np.ndarray]] = {
     TIMES: lambda rows, family, question: cox.event_times(rows),
     "risk": lambda rows, family, question: _risk(rows, question).pack(),
     "stratum": lambda rows, family, question: pack(*cox.partial_sums(_risk(rows, question))),
+    "scores": _scores,
     "trend": lambda rows, family, question: pack(*cox.trend(_risk(rows, question))),
 }
 
@@ -177,11 +198,13 @@ class Work(NamedTuple):
       first: sums whose weighted least squares are the first step.
       messages: how many messages `first` took.
       warnings: coefficients at the maximum -> sentences on what may be wrong.
+      scores: coefficients at the maximum, and rows or clients -> the sum of their g g' [p, p], g a score; one message.
     """
 
     family: Family
     ask: Callable[[np.ndarray], Sums]
     first: Sums
+    scores: Callable[[np.ndarray, str], np.ndarray]
     messages: int = 1
     warnings: Callable[[np.ndarray], list[str]] = lambda coefficients: []
 
@@ -189,7 +212,17 @@ class Work(NamedTuple):
 def of_family(federation: Federation, family: str) -> Work:
     """Return the messages for a family with a link; the first sums are those of working outcomes."""
     ask = lambda coefficients, kind="sums": ask_sums(federation, Question(kind, coefficients))[0]
-    return Work(FAMILIES[family], ask, ask(np.zeros(len(federation.names)), "first"))
+    scores = functools.partial(ask_scores, federation)
+    return Work(FAMILIES[family], ask, ask(np.zeros(len(federation.names)), "first"), scores)
+
+
+def ask_scores(
+    federation: Federation, coefficients: np.ndarray, unit: str, question: Question | None = None
+) -> np.ndarray:
+    """Ask for the sum of g g' over the scores g of rows or clients [p, p]."""
+    of = question or Question("scores", _NOTHING)
+    at = of._replace(kind="scores", points=coefficients[np.newaxis], unit=unit)
+    return federation.total(at).reshape(len(coefficients), -1)
 
 
 def of_cox(federation: Federation, stratified: bool) -> Work:
@@ -219,8 +252,12 @@ def of_cox(federation: Federation, stratified: bool) -> Work:
         at = question._replace(kind="trend", points=coefficients[np.newaxis])
         return cox.not_proportional(cox.Trend.unpack(federation.total(at), size), federation.names)
 
+    def scores(coefficients: np.ndarray, unit: str) -> np.ndarray:
+        of_all = _NOTHING if stratified else risk(coefficients).pack()
+        return ask_scores(federation, coefficients, unit, question._replace(risk=of_all))
+
     first = ask(start[0])
     if not first.num_events:
         raise InvalidArgument("No row has an event: the outcome (time, event) must hold at least one event of 1.")
     # Events limit the number of coefficients, as for counts.
-    return Work(FAMILIES["poisson"]._replace(name="cox"), ask, first, 2, warnings)
+    return Work(FAMILIES["poisson"]._replace(name="cox"), ask, first, scores, 2, warnings)

@@ -15,11 +15,14 @@ from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums, ch
 from tfp_bfl.glm.hierarchical import Hierarchical, add_effects, layout_of, own_effect
 from tfp_bfl.glm.multinomial import check_size, effects_in_classes, in_classes, with_classes
 from tfp_bfl.glm.newton import expand, gaussian_of_sums, inverse, maximise, residual_sum, solve
-from tfp_bfl.glm.posterior import Model, Posterior, RowPrivacy
+from tfp_bfl.glm.posterior import CLIENTS, Model, Posterior, RowPrivacy
 from tfp_bfl.glm.priors import FITTED, FLAT, ask_columns, fit_priors
 from tfp_bfl.glm.private import fit_private
 from tfp_bfl.glm.random_features import Features, check_features, draw_features, expand_rows
 from tfp_bfl.glm.rows import INTERCEPT, DesignRows, Given, read
+
+# Robust variances from fewer of them come with a warning.
+_FEW_CLIENTS = 20
 
 
 def fit(
@@ -39,6 +42,7 @@ def fit(
     delta: float | None = None,
     bounds: Mapping[str, tuple[float, float]] | None = None,
     seed: int | None = None,
+    robust: str | None = None,
 ) -> Posterior:
     """Fit a generalised linear model by Newton's method on sums of clients.
 
@@ -78,6 +82,10 @@ def fit(
       delta: of (epsilon, delta); None for 1e-5.
       bounds: with epsilon: column -> its least and largest value, "outcome" for the outcome. Rows are cut there, so
         that one row has little influence; they must be known without the rows.
+      robust: the covariance A^-1 M A^-1 in place of A^-1, with A the information and M the sum of g g' over scores g of
+        "rows", or of "clients", rows of which may then depend on each other; None for A^-1. It is right for large
+        numbers of rows or clients where the variance of the outcome is not that of the family; it has no factor for
+        small numbers.
       seed: of the noise, to repeat a simulation; None for one of the operating system, as privacy requires.
 
     Raises:
@@ -96,7 +104,7 @@ def fit(
 
     Source: McCullagh & Nelder 1989, chapter 2; MacKay 1992 for the dispersion.
     """
-    model = Model(family, prior_stddev, intercept_stddev, dispersion, stratified, second_order)
+    model = Model(family, prior_stddev, intercept_stddev, dispersion, stratified, second_order, robust=robust)
     model.check(exposure)
     private = [name for name, x in (("delta", delta), ("bounds", bounds), ("seed", seed)) if x is not None]
     if epsilon is None and private:
@@ -105,6 +113,8 @@ def fit(
     if epsilon is not None:
         privacy = RowPrivacy(epsilon, 1e-5 if delta is None else delta, dict(bounds or {}))
         privacy.check(family, table.names[1:])
+        if robust:
+            raise InvalidArgument("A robust variance needs a second message, which epsilon does not cover: give one.")
         return fit_private(table, model, privacy, secure_sums, seed)
     posterior = _fit(federation, model)
     return in_classes(posterior, table.classes) if table.classes else posterior
@@ -238,7 +248,11 @@ def _fit(federation: Federation, model: Model, precision: np.ndarray | None = No
     names, family = federation.names, model.family
     precision = model.precision(names) if precision is None else precision
     if family == "gaussian":
-        return _gaussian(federation, precision, model.dispersion)
+        posterior = _gaussian(federation, precision, model.dispersion)
+        if not model.robust:
+            return posterior
+        scores = asking.ask_scores(federation, posterior.mean, model.robust)
+        return _robust(posterior, model.robust, scores / posterior.dispersion**2)
     of = asking.of_cox(federation, model.stratified) if family == "cox" else asking.of_family(federation, family)
     check_columns(federation, of.first, precision)
     maximum = maximise(of.ask, of.first, precision, names, of.messages)
@@ -262,6 +276,8 @@ def _fit(federation: Federation, model: Model, precision: np.ndarray | None = No
         sums=None if family == "cox" else sums,
         sums_at=None if family == "cox" else maximum.sums_at,
     )
+    if model.robust:
+        return _robust(posterior, model.robust, of.scores(posterior.mean, model.robust))
     if not model.second_order:
         return posterior
     moments = expand(of.ask, maximum.coefficients, maximum.information)
@@ -272,6 +288,27 @@ def _fit(federation: Federation, model: Model, precision: np.ndarray | None = No
         messages=maximum.messages + moments.messages,
         warnings=[*posterior.warnings, *moments.warnings],
         # A revision would go back to maximum and curvature.
+        sums=None,
+        sums_at=None,
+    )
+
+
+def _robust(posterior: Posterior, unit: str, scores: np.ndarray) -> Posterior:
+    """Return a posterior with a robust covariance: A^-1 M A^-1, M the sum of g g' [p, p]."""
+    few = []
+    if unit == CLIENTS and posterior.num_clients < _FEW_CLIENTS:
+        few.append(
+            f"A robust variance from {posterior.num_clients} clients is too small: it is right for many, such as "
+            f"{_FEW_CLIENTS} or more."
+        )
+    return dataclasses.replace(
+        posterior,
+        covariance=posterior.covariance @ scores @ posterior.covariance,
+        messages=posterior.messages + 1,
+        warnings=[*posterior.warnings, *few],
+        robust=unit,
+        degrees_of_freedom=None,
+        # A revision would go back to the inverse information.
         sums=None,
         sums_at=None,
     )

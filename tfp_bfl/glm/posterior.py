@@ -19,6 +19,8 @@ _NODES = {1: 40, 2: 20, 3: 11}
 # Of Cholesky's factor: relative, and of a variance of 0.
 _JITTER, _LEAST = 1e-13, 1e-200
 _MOST_DEGREES = 1e6
+# What the scores of a robust variance are of.
+ROWS, CLIENTS = "rows", "clients"
 # The name of the outcome among bounds.
 OUTCOME = "outcome"
 
@@ -38,10 +40,15 @@ class Model(NamedTuple):
     random: Sequence[str] = ()
     between_stddev: float | None = None
     restricted: bool | None = None
+    robust: str | None = None
 
     def check(self, exposure: object = None) -> None:
         """Raise InvalidArgument for an option that is not valid, or of another family."""
         lookup({**FAMILIES, "cox": None}, self.family, "family")
+        if self.robust is not None:
+            lookup(dict.fromkeys((ROWS, CLIENTS)), self.robust, "unit of a robust variance")
+            if self.second_order:
+                raise InvalidArgument("robust and second_order are two covariances: give one of them.")
         stddevs = ("prior_stddev", self.prior_stddev), ("intercept_stddev", self.intercept_stddev)
         for name, stddev in (*stddevs, ("dispersion", self.dispersion)):
             if stddev is not None and (stddev != math.inf or name == "dispersion"):
@@ -167,6 +174,7 @@ class Posterior:
       satterthwaite: from which those of `degrees_at` follow, with restricted maximum likelihood; otherwise None.
       classes: the names of the classes ("multinomial") [C].
       privacy: differential privacy of each row; None without.
+      robust: what the scores of a robust covariance are of, "rows" or "clients"; None for the inverse information.
     """
 
     names: Sequence[str]
@@ -188,6 +196,7 @@ class Posterior:
     satterthwaite: Satterthwaite | None = None
     classes: Sequence[str] = ()
     privacy: RowPrivacy | None = None
+    robust: str | None = None
 
     @property
     def num_predictors(self) -> int:
@@ -230,7 +239,13 @@ class Posterior:
         degrees = np.broadcast_to(np.array(self.degrees_of_freedom if has_t else np.nan), len(self.names))
         of_each = zip(self.names, self.mean, self.stddev, self.interval(level), degrees)
         for name, mean, stddev, (low, high), df in of_each:
-            row = {"coefficient": name, "mean": mean, "sd": stddev, f"{percent} from": low, "to": high}
+            row = {
+                "coefficient": name,
+                "mean": mean,
+                "robust sd" if self.robust else "sd": stddev,
+                f"{percent} from": low,
+                "to": high,
+            }
             if self.ratio:
                 has_none = name.partition(":")[0] == INTERCEPT
                 of = lambda x, has_none=has_none: "" if has_none else float(np.exp(x))

@@ -85,7 +85,7 @@ def revise_by_sums(posterior: Posterior, parts: Sequence[tuple[Sums, int, int]])
     if posterior.sums is None or posterior.sums_at is None:
         raise InvalidArgument(
             "This posterior has no sums by which clients join and leave: it must come from fit without second_order, "
-            "and not be of family 'cox', with sums over risk sets of all clients. Fit anew."
+            "robust and epsilon, and not be of family 'cox', with sums over risk sets of all clients. Fit anew."
         )
     sums, clients, is_share = posterior.sums, posterior.num_clients, posterior.family in ("bernoulli", "multinomial")
     for own, sign, number in parts:

@@ -89,6 +89,13 @@ def client_sums(rows: Rows, coefficients: np.ndarray, family: Family) -> Sums:
     return _sums(rows, family, terms, terms.score, _pearson(terms) if family.is_count else NO_PEARSON)
 
 
+def row_scores(rows: Rows, coefficients: np.ndarray, family: Family) -> np.ndarray:
+    """Compute the gradient of each row's log likelihood by the coefficients [n, p], with a dispersion of 1."""
+    terms = family.terms(predictors(rows, coefficients), rows.outcome)
+    scores: np.ndarray = np.einsum("ij,ia->ija", rows.design, terms.score).reshape(len(rows.design), -1)
+    return scores
+
+
 def first_sums(rows: Rows, family: Family, num_predictors: int = 1) -> Sums:
     """Compute the sums of the first step: those of least squares of working outcomes, as if b were 0.
 

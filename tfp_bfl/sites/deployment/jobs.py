@@ -44,7 +44,7 @@ GLM = "glm"
 # Kind of the question for sums of `encoding.SiteCells`, beside those of `glm.federation`.
 CELLS = "cells"
 # Options of a fit that jobs have.
-_OF_FIT = tuple(x for x in Model._fields if x not in ("dispersion", "between_stddev", "restricted"))
+_OF_FIT = tuple(x for x in Model._fields if x not in ("dispersion", "between_stddev", "restricted", "robust"))
 _MOST_POINTS = 100  # Of one question.
 
 
