@@ -77,3 +77,17 @@ write("robust_entries", waits,
   as.vector(vcov(coxph(surv ~ age + year + surgery + transplant, waits, cluster = heart$id, control = tight))))
 write("robust_strata", trial, as.vector(vcov(
   coxph(Surv(time, status) ~ age + sex + ph.ecog + strata(inst), trial, cluster = inst, control = tight))))
+
+# Rows that stand for several, trials and offsets.
+smokers <- transform(as.data.frame(esoph[c("agegp", "ncases", "ncontrols")]), age = as.integer(agegp))
+smokers$alcohol <- as.integer(esoph$alcgp)
+smokers$all <- smokers$ncases + smokers$ncontrols
+cases <- smokers[smokers$all > 0, c("ncases", "age", "alcohol", "all")]
+write("trials", cases, of(glm(cbind(ncases, all - ncases) ~ age + alcohol, binomial, cases, control = list(epsilon = 1e-14))))
+deaths <- as.data.frame(Titanic)
+deaths <- data.frame(died = +(deaths$Survived == "No"), male = +(deaths$Sex == "Male"), adult = +(deaths$Age == "Adult"),
+  first = +(deaths$Class == "1st"), Freq = deaths$Freq)
+write("weights", deaths, of(glm(died ~ male + adult + first, binomial, deaths, weights = Freq, control = list(epsilon = 1e-14))))
+claims <- data.frame(Claims = Insurance$Claims, group = as.integer(Insurance$Group), age = as.integer(Insurance$Age),
+  along = log(Insurance$Holders))
+write("offset", claims, of(glm(Claims ~ group + age + offset(along), poisson, claims, control = list(epsilon = 1e-14))))

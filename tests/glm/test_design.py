@@ -34,7 +34,7 @@ def test_text_and_truth_values_become_levels_and_incomplete_rows_are_left_out():
     np.testing.assert_array_equal(design.clients[0][1], [0, 1])
     assert design.notes[:2] == [
         "Event: ill = Y (3 of 5 rows).",
-        "2 rows left out without an outcome, a client or an exposure.",
+        "2 rows left out without an outcome or a client.",
     ]
     assert "1 row left out with an empty cell" in design.notes[2]
     assert design.notes[3] == "No row is left with grade[3]: left out."
@@ -65,7 +65,7 @@ def test_a_column_that_numbers_the_rows_is_left_out(first):
 def test_rows_without_an_exposure_are_left_out():
     counts = {**TABLE, "years": [1.0, None, 2.0, 1.0, 3.0, 1.0], "grade": [1, 2, 3, 2, 1, 1]}
     design = read(Outcome("grade", "poisson", exposure="years"), only=["sex"], table=counts)
-    assert sum(map(len, design.exposure)) == sum(len(y) for _, y in design.clients) == 4
+    assert sum(map(len, design.offset)) == sum(len(y) for _, y in design.clients) == 4
 
 
 def test_a_column_that_a_client_lacks_is_named():

@@ -58,6 +58,24 @@ def test_linear_models(of_r, name, outcome, secure):
     assert (found.dispersion if name == "gaussian" else found.log_likelihood) == pytest.approx(expected[-1], rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("option", "family", "outcome", "column"),
+    [
+        ("trials", "bernoulli", "ncases", "all"),
+        ("weights", "bernoulli", "died", "Freq"),
+        ("offset", "poisson", "Claims", "along"),
+    ],
+)
+def test_weights_trials_and_offsets(of_r, option, family, outcome, column):
+    columns, expected = of_r(option)
+    beside = columns.pop(column)
+    clients, deal = dealt(columns, [outcome])
+    found = glm.fit(clients, family, **{option: deal(beside)})
+    p = len(found.mean)
+    np.testing.assert_allclose(found.mean, expected[:p], rtol=1e-6)
+    np.testing.assert_allclose(found.covariance.ravel(), expected[p:], rtol=1e-5, atol=1e-9)
+
+
 @pytest.mark.parametrize("stratified", [False, True])
 def test_cox(of_r, stratified):
     columns, expected = of_r("stratified" if stratified else "cox")

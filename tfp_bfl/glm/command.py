@@ -41,6 +41,9 @@ _OPTIONS = {
     "event_value": ("VALUES", "Values that count as an event, such as 1,2,3."),
     "exposure": ("COLUMN", "Time or size at which counts were collected."),
     "entry": ("COLUMN", "Time after which a row is at risk (cox)."),
+    "offset": ("COLUMN", "Added to the linear predictor."),
+    "weights": ("COLUMN", "How often each row occurs."),
+    "trials": ("COLUMN", "Trials of each row, of which the outcome counts events (bernoulli)."),
     "only": ("COLUMNS", "Columns to use; all others but the outcome if not given."),
     "drop": ("COLUMNS", "Columns to leave out."),
     "categorical": ("COLUMNS", "Columns of numbers that are categories."),
@@ -128,10 +131,8 @@ def glm_model(table: str | None, family: str, output: str | None, **given: Any) 
         design.Outcome(
             given["outcome"],
             family,
-            given["event"],
-            names_of(given["event_value"]),
-            given["exposure"],
-            given["entry"],
+            event_values=names_of(given["event_value"]),
+            **{name: given[name] for name in design.BESIDE},
         ),
         given["client_column"],
         **how,
@@ -145,7 +146,7 @@ def glm_model(table: str | None, family: str, output: str | None, **given: Any) 
             raise InvalidArgument(f"There is no file {path_name(given['predict'])} to predict.")
         rows = report.read_rows(pathlib.Path(given["predict"]), read, given["client_column"], given["separator"])
     options = {name: given[name] for name in ("prior_stddev", "intercept_stddev")}
-    options |= {"names": read.names, "exposure": read.exposure}
+    options |= {"names": read.names, "offset": read.offset}
     options |= {"classes": read.plan.events} if family == "multinomial" else {}
     if given["epsilon"] is not None:
         options |= {"epsilon": given["epsilon"], "delta": given["delta"], "bounds": _bounds(read, given)}
@@ -178,9 +179,7 @@ def glm_model(table: str | None, family: str, output: str | None, **given: Any) 
         known = len(read.clients) - len({*left_out})
         click.echo(f"{given['export']} holds a SavedModel with {known:,} client{'s' if known != 1 else ''}.")
     if output is not None:
-        of = {name: given[name] for name in ("event", "event_value", "exposure", "entry")} | {
-            "column": given["outcome"]
-        }
+        of = {name: given[name] for name in ("event_value", *design.BESIDE)} | {"column": given["outcome"]}
         drawn = report.estimates(result, read, given["level"], options)
         fitted = pathlib.Path(output), result, read.client_names, given["level"]
         about = report.About(str(table or run), command=command_line())

@@ -17,12 +17,15 @@ from tfp_bfl.data.cells import RISING, read_columns
 from tfp_bfl.data.columns import Columns, Troubles
 from tfp_bfl.data.names import as_names, canonical, client_names, natural
 from tfp_bfl.data.tables import as_table, is_table, read_table, with_canonical_names
-from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.errors import InvalidArgument, counted, lookup, shown
 from tfp_bfl.glm.agreement import LEAVE_OUT, MISSING, AgreedColumns, Encoding, agree, describe
 from tfp_bfl.glm.families import FAMILIES
-from tfp_bfl.glm.outcomes import Outcome, are_filled, check_outcome, note_event, numbers, read_outcome
-from tfp_bfl.glm.rows import Rows, read
+from tfp_bfl.glm.outcomes import BESIDE, Outcome, are_filled, check_outcome, note_event, read_beside, read_outcome
+from tfp_bfl.glm.rows import Beside, Rows, expand, read
 from tfp_bfl.glm.sums import pack, unpack
+
+# Names of columns that often hold how many times a row occurs.
+_COUNTS = ("freq", "frequency", "count", "counts", "n", "weight", "weights")
 
 
 def num_sums(plan: AgreedColumns) -> int:
@@ -42,15 +45,19 @@ class SiteCells:
         table, outcome = with_canonical_names(table, where), outcome.in_one_form()
         self._family, self._plan, self._missing, self._where = outcome.family, plan, missing, where
         values = read_outcome(table, outcome, where, plan.events)
-        exposure = numbers(table, outcome.exposure, where) if outcome.exposure else None
-        used = are_filled(values, exposure)
-        self._cells, self._values = plan.read(table, where)[used], values[used]
-        self._exposure = None if exposure is None else exposure[used]
+        beside = read_beside(table, outcome, where)
+        used = np.flatnonzero(are_filled(values, beside))
+        beside = {name: numbers[used] for name, numbers in beside.items()}
+        # A row for each one for which a row of the table stands.
+        places, self._values = expand(values[used], beside.get("weights"), beside.get("trials"), where)
+        self._cells = plan.read(table, where)[used[places]]
+        offset = beside.get("offset", np.zeros(len(used))) + np.log(beside.get("exposure", np.ones(len(used))))
+        self._offset = offset[places]
         is_full = [~cells.empty for cells in self._cells.columns]
         self._left = np.all(is_full, 0) if missing == "drop" else np.ones(len(self._values), bool)
         # Of the rows of the table, those that the fit uses [n].
-        self.chosen = used.copy()
-        self.chosen[used] = self._left
+        self.chosen = np.zeros(len(values), bool)
+        self.chosen[used[places[self._left]]] = True
 
     def sums(self) -> np.ndarray:
         """Compute the sums of `settle` over the rows of this site.
@@ -78,8 +85,10 @@ class SiteCells:
                 "out with --drop."
             )
         if of_events:
-            times, events = self._values[self._left].T
+            times, events, *entries = self._values[self._left].T
             at_risk = len(times) - np.searchsorted(np.sort(times), times)
+            for entry in entries:
+                at_risk -= len(times) - np.searchsorted(np.sort(entry), times)
             if not np.any(events * (at_risk > 1)):
                 raise InvalidArgument(
                     f"No event of {self._where} has a second row at risk, so that it adds nothing to the model."
@@ -88,8 +97,8 @@ class SiteCells:
     def rows(self, encoding: Encoding) -> Rows:
         """Return the rows of the design, with a column of ones for the intercept."""
         self.check_presence()
-        features, outcome, exposure = self.design(encoding)
-        of = encoding.names(self._plan), None if exposure is None else [exposure], self._family != "cox"
+        features, outcome, offset = self.design(encoding)
+        of = encoding.names(self._plan), Beside(offset=[offset]), self._family != "cox"
         return read([(features, outcome)], FAMILIES.get(self._family), *of).clients[0]
 
     @property
@@ -97,10 +106,10 @@ class SiteCells:
         """The number of rows with an outcome."""
         return len(self._left)
 
-    def design(self, encoding: Encoding) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Return features, outcome and exposure of the rows that the fit uses; there may be none."""
+    def design(self, encoding: Encoding) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return features, outcome and offset of the rows that the fit uses; there may be none."""
         features = encoding.encode(self._plan, self._cells)[self._left]
-        return features, self._values[self._left], None if self._exposure is None else self._exposure[self._left]
+        return features, self._values[self._left], self._offset[self._left]
 
 
 def encode(table: Columns, plan: AgreedColumns, encoding: Encoding, where: str) -> np.ndarray:
@@ -120,8 +129,7 @@ def settle(plan: AgreedColumns, missing: str, total: np.ndarray) -> tuple[Encodi
     if np.any(counts == 0):
         raise InvalidArgument(f"The column of {shown(names[int(np.argmin(counts))])} is empty: --drop it.")
     if used > left:
-        rows = f"{used - left:g} row{'s' if used - left > 1 else ''}"
-        notes.append(f"{rows} left out with an empty cell: --missing indicate keeps them.")
+        notes.append(f"{counted(int(used - left), 'row')} left out with an empty cell: --missing indicate keeps them.")
     if missing == "indicate":
         means = tuple((sums / counts).tolist())
         for j, column in enumerate(plan.columns):
@@ -148,7 +156,7 @@ class Design(NamedTuple):
 
     Fields:
       clients: (features [n, p], outcome) of each client; outcome [n], or (time, event) [n, 2].
-      exposure: of each client's rows [n]; None without one.
+      offset: of each client's rows [n], with the logarithm of their exposure; None without both.
       names: of the p features, such as "age" and "sex[Male]".
       client_names: of each client.
       notes: sentences on what was done with the table.
@@ -156,7 +164,7 @@ class Design(NamedTuple):
     """
 
     clients: list[tuple[np.ndarray, np.ndarray]]
-    exposure: list[np.ndarray] | None
+    offset: list[np.ndarray] | None
     names: list[str]
     client_names: list[str]
     notes: list[str]
@@ -196,7 +204,7 @@ def read_design(
     text = [name for name in (client_column, *options.categorical) if name]
     table = as_table(path, where) if is_table(path) else read_table(pathlib.Path(path), separator, text=text)
     reserved = [*outcome.reserved, *([client_column] if client_column else [])]
-    of_outcome = "--outcome, --event, --exposure, --entry or --client-column"
+    of_outcome = f"--outcome, {', '.join(f'--{name}' for name in BESIDE)} or --client-column"
     if len({*reserved}) < len(reserved):
         raise InvalidArgument(f"{of_outcome.replace('or', 'and')} must name different columns.")
     given = {of_outcome: reserved, "--only": options.only, "--drop": options.drop, "--categorical": options.categorical}
@@ -211,11 +219,14 @@ def read_design(
     if client_column:
         distinct, of_clients = client_names(table[client_column].distinct[1], client_column)
         owners = table[client_column].spread(distinct)
-    exposure = None if outcome.exposure is None else numbers(table, outcome.exposure, where)
-    count = int(np.sum(~are_filled(values, exposure) | (owners == "")))
+    beside = read_beside(table, outcome, where)
+    count = int(np.sum(~are_filled(values, beside) | (owners == "")))
     notes = [*note_event(table, outcome, where), *of_clients]
     if count:
-        notes.append(f"{count} row{'s' if count > 1 else ''} left out without an outcome, a client or an exposure.")
+        columns = "".join(f", {name}" for name in beside)
+        notes.append(f"{counted(count, 'row')} left out without an outcome{columns} or a client.")
+    if looks := [name for name in chosen if name.lower() in _COUNTS and not options.only]:
+        notes.append(f"If {shown(looks[0])} is how often a row occurs, give --weights {looks[0]}; here it is a column.")
     # Of the whole table, so that errors name its rows.
     troubles = Troubles(where, LEAVE_OUT)
     read = read_columns(table, chosen, troubles, options.categorical, date_unit, client_column)
@@ -236,7 +247,7 @@ def read_design(
     parts = {name: part for name, part in parts.items() if len(part[1])}
     return Design(
         [(features, own) for features, own, _ in parts.values()],
-        [own for _, _, own in parts.values() if own is not None] if outcome.exposure else None,
+        [own for _, _, own in parts.values()] if outcome.exposure or outcome.offset else None,
         encoding.names(plan),
         [*parts],
         [*dict.fromkeys(notes)],

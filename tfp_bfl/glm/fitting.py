@@ -19,7 +19,7 @@ from tfp_bfl.glm.posterior import CLIENTS, Model, Posterior, RowPrivacy
 from tfp_bfl.glm.priors import FITTED, FLAT, ask_columns, fit_priors
 from tfp_bfl.glm.private import fit_private
 from tfp_bfl.glm.random_features import Features, check_features, draw_features, expand_rows
-from tfp_bfl.glm.rows import INTERCEPT, DesignRows, Given, read
+from tfp_bfl.glm.rows import INTERCEPT, Beside, DesignRows, Given, read
 
 # Robust variances from fewer of them come with a warning.
 _FEW_CLIENTS = 20
@@ -33,6 +33,9 @@ def fit(
     intercept_stddev: float | None = None,
     dispersion: float | None = None,
     exposure: Sequence[np.ndarray] | None = None,
+    offset: Sequence[np.ndarray] | None = None,
+    weights: Sequence[np.ndarray] | None = None,
+    trials: Sequence[np.ndarray] | None = None,
     names: Sequence[str] | None = None,
     stratified: bool = False,
     second_order: bool = False,
@@ -69,6 +72,9 @@ def fit(
       dispersion: the variance of a Gaussian outcome; None to estimate it by the maximum of the marginal likelihood,
         RSS / (N - p) under a flat prior.
       exposure: "poisson" only: of each client's rows [n]; its logarithm is added to the linear predictor.
+      offset: of each client's rows [n]: added to the linear predictor; not for "multinomial".
+      weights: of each client's rows [n]: how often the row occurs, a whole number of at least 0.
+      trials: "bernoulli" only: of each client's rows [n]; the outcome is then the number of events among them.
       names: of the d features.
       stratified: "cox" only: each client has a baseline hazard of its own; then no event times leave a client.
       second_order: replace maximum and curvature by mean and covariance to second order (`newton.expand`), which
@@ -109,7 +115,7 @@ def fit(
     private = [name for name, x in (("delta", delta), ("bounds", bounds), ("seed", seed)) if x is not None]
     if epsilon is None and private:
         raise InvalidArgument(f"{private[0]} is for differential privacy: give epsilon too.")
-    table, federation = _read(clients, model, names, exposure, secure_sums, classes)
+    table, federation = _read(clients, model, names, Beside(exposure, offset, weights, trials), secure_sums, classes)
     if epsilon is not None:
         privacy = RowPrivacy(epsilon, 1e-5 if delta is None else delta, dict(bounds or {}))
         privacy.check(family, table.names[1:])
@@ -130,6 +136,9 @@ def fit_hierarchical(
     intercept_stddev: float | None = None,
     between_stddev: float | None = None,
     exposure: Sequence[np.ndarray] | None = None,
+    offset: Sequence[np.ndarray] | None = None,
+    weights: Sequence[np.ndarray] | None = None,
+    trials: Sequence[np.ndarray] | None = None,
     names: Sequence[str] | None = None,
     restricted: bool | None = None,
     second_order: bool = False,
@@ -146,7 +155,7 @@ def fit_hierarchical(
     the uncertainty of L is in it to first order.
 
     Args:
-      clients, exposure, names, intercept_stddev, classes: as of `fit`.
+      clients, exposure, offset, weights, trials, names, intercept_stddev, classes: as of `fit`.
       family: "gaussian", "bernoulli", "poisson" or "multinomial", in which u_k are independent between the predictors
         of `families`, with one covariance: L L' is that of the difference of any two classes.
       random: names of the coefficients that differ between clients, at most three.
@@ -184,7 +193,7 @@ def fit_hierarchical(
     given = None if isinstance(prior_stddev, str) else prior_stddev
     model = Model(family, given, intercept_stddev, None, False, second_order, *of_effects)
     model.check(exposure)
-    table, federation = _read(clients, model, names, exposure, secure_sums, classes)
+    table, federation = _read(clients, model, names, Beside(exposure, offset, weights, trials), secure_sums, classes)
     num_given, messages = len(table.names), 0
     if num_given == 1 and (is_fitted or features is not None):
         raise InvalidArgument("There are no columns: features and a fitted prior need at least one.")
@@ -222,11 +231,15 @@ def _read(
     clients: Given,
     model: Model,
     names: Sequence[str] | None,
-    exposure: Sequence[np.ndarray] | None,
+    beside: Beside,
     secure_sums: bool,
     classes: Sequence[str] | None,
 ) -> tuple[DesignRows, InProcess]:
-    table = read(clients, FAMILIES.get(model.family), names, exposure, intercept=model.family != "cox")
+    if beside.trials is not None and model.family != "bernoulli":
+        raise InvalidArgument(f"trials is for the family 'bernoulli', but the family is {model.family!r}.")
+    if beside.offset is not None and model.family == "multinomial":
+        raise InvalidArgument("offset is for families of one linear predictor, but the family is 'multinomial'.")
+    table = read(clients, FAMILIES.get(model.family), names, beside, intercept=model.family != "cox")
     table = with_classes(table, clients, classes, model)
     check_size(table)
     return table, InProcess(table, model.family, secure_sums)
@@ -346,6 +359,7 @@ def one_message(
     prior_stddev: float | None = None,
     intercept_stddev: float | None = None,
     exposure: Sequence[np.ndarray] | None = None,
+    offset: Sequence[np.ndarray] | None = None,
     names: Sequence[str] | None = None,
     client_names: Sequence[str] | None = None,
     compare: bool = True,
@@ -359,7 +373,7 @@ def one_message(
     posterior where each client has many rows.
 
     Args:
-      clients, family, prior_stddev, intercept_stddev, exposure, names, classes: as of `fit`; not "cox".
+      clients, family, prior_stddev, intercept_stddev, exposure, offset, names, classes: as of `fit`; not "cox".
       client_names: of the clients, for errors; their numbers if None.
       compare: compute the exact posterior too, and the distance from it; it takes further messages.
 
@@ -368,7 +382,7 @@ def one_message(
     lookup(FAMILIES, family, "family of one message")
     model = Model(family, prior_stddev, intercept_stddev)
     model.check(exposure)
-    table, federation = _read(clients, model, names, exposure, False, classes)
+    table, federation = _read(clients, model, names, Beside(exposure, offset), False, classes)
     own = []
     for number, rows in enumerate(table.clients):
         try:

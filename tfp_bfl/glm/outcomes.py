@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,8 @@ from tfp_bfl.errors import InvalidArgument, lookup, shown
 # The value of two that is an event, where they are text.
 _YES = ("y", "yes", "true", "t", "1")
 _MOST_CLASSES = 100
+# Fields of an outcome with a column beside its own.
+BESIDE = ("event", "exposure", "entry", "offset", "weights", "trials")
 
 
 class Outcome(NamedTuple):
@@ -29,16 +31,21 @@ class Outcome(NamedTuple):
     event_values: Sequence[str] = ()
     exposure: str | None = None
     entry: str | None = None
+    offset: str | None = None
+    weights: str | None = None
+    trials: str | None = None
 
     @property
     def event_column(self) -> str | None:
         """The column of which some values are an event, or each is a class; None without one."""
+        if self.trials:
+            return None
         return {"cox": self.event, "bernoulli": self.column, "multinomial": self.column}.get(self.family)
 
     @property
     def reserved(self) -> list[str]:
         """The columns that are no features."""
-        return [x for x in (self.column, self.event, self.exposure, self.entry) if x]
+        return [x for x in (self.column, *(getattr(self, name) for name in BESIDE)) if x]
 
     def check(self) -> None:
         """Raise InvalidArgument for a column that the family lacks, or that is of another one."""
@@ -48,14 +55,19 @@ class Outcome(NamedTuple):
             raise InvalidArgument(f"--event-value is for bernoulli and cox, but the family is {self.family}.")
         if self.exposure and self.family != "poisson":
             raise InvalidArgument(f"--exposure is for poisson, but the family is {self.family}.")
-        if self.entry and self.family != "cox":
-            raise InvalidArgument(f"--entry is for cox, but the family is {self.family}.")
+        for option, family in (("entry", "cox"), ("trials", "bernoulli")):
+            if getattr(self, option) and self.family != family:
+                raise InvalidArgument(f"--{option} is for {family}, but the family is {self.family}.")
+        if self.trials and self.event_values:
+            raise InvalidArgument("With --trials the outcome counts events: leave --event-value out.")
+        if self.offset and self.family == "multinomial":
+            raise InvalidArgument("--offset is for families of one linear predictor, but the family is multinomial.")
 
     def in_one_form(self) -> Outcome:
         """Return the outcome with `data.names.canonical` names."""
         form = lambda name: None if name is None else canonical(name)
-        event, exposure, entry = map(form, (self.event, self.exposure, self.entry))
-        return self._replace(column=canonical(self.column), event=event, exposure=exposure, entry=entry)
+        of = {name: form(getattr(self, name)) for name in BESIDE}
+        return Outcome(canonical(self.column), self.family, event_values=self.event_values, **of)
 
 
 def read_outcome(table: Columns, outcome: Outcome, where: str, events: Sequence[str] | None = None) -> np.ndarray:
@@ -78,10 +90,23 @@ def read_outcome(table: Columns, outcome: Outcome, where: str, events: Sequence[
     return np.stack([numbers(table, outcome.column, where), event, *entry], 1)
 
 
-def are_filled(values: np.ndarray, exposure: np.ndarray | None) -> np.ndarray:
-    """Return which outcomes [N] or [N, 2 or 3] have no empty cell, and an exposure [N] if there is one, bool [N]."""
+def read_beside(table: Columns, outcome: Outcome, where: str) -> dict[str, np.ndarray]:
+    """Read exposure, offset, weights and trials, those that there are [N]; NaN in empty cells."""
+    named = {name: column for name in ("exposure", "offset", "weights", "trials") if (column := getattr(outcome, name))}
+    found = {name: numbers(table, column, where) for name, column in named.items()}
+    wrong = np.flatnonzero(found.get("exposure", np.ones(1)) <= 0)
+    if len(wrong):
+        raise InvalidArgument(
+            f"The column {shown(named['exposure'])} of {where} must hold numbers above 0, but row {wrong[0] + 1} is "
+            f"{found['exposure'][wrong[0]]:g}."
+        )
+    return found
+
+
+def are_filled(values: np.ndarray, beside: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return which outcomes [N] or [N, 2 or 3], and numbers of `read_beside`, have no empty cell, bool [N]."""
     found: np.ndarray = np.all(np.isfinite(values), tuple(range(1, values.ndim)))
-    return found if exposure is None else found & np.isfinite(exposure)
+    return np.all([found, *map(np.isfinite, beside.values())], 0)
 
 
 def check_outcome(values: np.ndarray, outcome: Outcome, where: str) -> None:

@@ -138,9 +138,9 @@ def estimates(result: Result, design: Design, level: float, options: Mapping[str
             variance = np.diag(along @ posterior.covariance @ along.T + effect.covariance)
             mean, own = posterior.mean[places] + effect.mean, (half / posterior.stddev)[places] * np.sqrt(variance)
         else:
-            exposure = None if design.exposure is None else [design.exposure[k]]
+            offset = None if design.offset is None else [design.offset[k]]
             try:
-                one = fit([clients[k]], posterior.family, **{**options, "exposure": exposure})
+                one = fit([clients[k]], posterior.family, **{**options, "offset": offset})
                 mean, own = one.mean[places], (one.interval(level)[:, 1] - one.mean)[places]
             except InvalidArgument:
                 pass  # The client does not determine the coefficients alone.

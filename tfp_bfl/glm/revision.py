@@ -13,7 +13,7 @@ from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.multinomial import in_classes, with_classes
 from tfp_bfl.glm.newton import gaussian_of_sums, inverse, solve
 from tfp_bfl.glm.posterior import Model, Posterior
-from tfp_bfl.glm.rows import INTERCEPT, Given, read
+from tfp_bfl.glm.rows import INTERCEPT, Beside, Given, read
 from tfp_bfl.glm.sums import Sums, client_sums
 
 # Further than this the quadratic approximation at the old coefficients is poor.
@@ -70,7 +70,7 @@ def revise(
         if at is None or (isinstance(given, Sequence) and not len(given)):
             continue
         family = FAMILIES[posterior.family]
-        table = read(given, family, columns[has_intercept:], exposure, has_intercept)
+        table = read(given, family, columns[has_intercept:], Beside(exposure), has_intercept)
         with_classes(table, given, posterior.classes or None, Model(posterior.family, 1.0))
         own = [client_sums(rows, at, family) for rows in table.clients]
         parts.append((functools.reduce(Sums.add, own), sign, len(own)))

@@ -11,6 +11,8 @@ from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.glm.families import Family
 
 INTERCEPT = "(intercept)"
+# Of all clients, for each of which weights and trials stand.
+MOST_ROWS = 50_000_000
 _LARGEST = 1e50  # squares of larger numbers, and their sums, leave float64
 Given = Clients | Sequence[tuple[np.ndarray, np.ndarray]]
 
@@ -24,6 +26,35 @@ class Rows(NamedTuple):
     design: np.ndarray
     outcome: np.ndarray
     offset: np.ndarray
+
+
+class Beside(NamedTuple):
+    """What rows have beside features and outcome, as of `fitting.fit`: an array [n] of each client, or None."""
+
+    exposure: Sequence[np.ndarray] | None = None
+    offset: Sequence[np.ndarray] | None = None
+    weights: Sequence[np.ndarray] | None = None
+    trials: Sequence[np.ndarray] | None = None
+
+    def of_client(self, client: int, count: int) -> list[np.ndarray | None]:
+        """Return the arrays of a client, checked to be numbers of so many rows."""
+        found: list[np.ndarray | None] = []
+        for name, own in zip(self._fields, self):
+            numbers = None if own is None else floats(own[client], f"The {name} of client {client}")
+            if numbers is not None and (numbers.shape != (count,) or (name == "exposure" and np.any(numbers <= 0))):
+                must = f"{count} numbers" + " above 0" * (name == "exposure")
+                raise InvalidArgument(f"The {name} of client {client} must be {must}.")
+            found.append(numbers)
+        return found
+
+    def check(self, clients: int) -> None:
+        """Raise InvalidArgument for arrays of another number of clients."""
+        for name, own in zip(self._fields, self):
+            if own is not None and len(own) != clients:
+                raise InvalidArgument(f"{name} is of {len(own)} clients, but there are {clients}.")
+
+
+NOTHING = Beside()
 
 
 class DesignRows(NamedTuple):
@@ -43,7 +74,7 @@ def read(
     clients: Given,
     family: Family | None,
     names: Sequence[str] | None = None,
-    exposure: Sequence[np.ndarray] | None = None,
+    beside: Beside = NOTHING,
     intercept: bool = True,
 ) -> DesignRows:
     """Read the rows of all clients.
@@ -52,14 +83,13 @@ def read(
       clients: `data.Clients`, or (features, outcome) of each client.
       family: of the outcome; None for survival.
       names: of the features; those of the table, or x1, x2, ... if None.
-      exposure: of each client's rows [n], above 0: time or size at which counts were collected.
+      beside: exposures, offsets, weights and trials.
       intercept: whether a column of ones comes first.
     """
     pairs = _pairs(clients, family)
     if not pairs:
         raise InvalidArgument("clients is empty, but at least one client must have rows.")
-    if exposure is not None and len(exposure) != len(pairs):
-        raise InvalidArgument(f"exposure is of {len(exposure)} clients, but there are {len(pairs)}.")
+    beside.check(len(pairs))
     widths = {np.shape(features)[-1] if np.ndim(features) == 2 else None for features, _ in pairs}
     if len(widths) != 1 or None in widths:
         raise InvalidArgument("The features of each client must have shape [n, p], with one p for all clients.")
@@ -70,9 +100,16 @@ def read(
         x, y = floats(features, f"The features of client {k}"), floats(outcome, f"The outcome of client {k}")
         if len(x) == 0:
             raise InvalidArgument(f"Client {k} has no rows: leave it out.")
+        if y.shape[:1] != (len(x),):
+            _check_outcome(y, len(x), family, k)
+        exposure, offset, weights, trials = beside.of_client(k, len(x))
+        places, y = expand(y, weights, trials, f"client {k}")
+        x, along = x[places], np.zeros(len(places)) if offset is None else offset[places]
+        along = along if exposure is None else along + np.log(exposure[places])
         _check_outcome(y, len(x), family, k)
-        offset = np.zeros(len(x)) if exposure is None else _log_exposure(exposure[k], len(x), k)
-        rows.append(Rows(np.column_stack([np.ones(len(x)), x]) if intercept else x, y, offset))
+        if family is not None and family.name == "gaussian":
+            y, along = y - along, np.zeros(len(y))
+        rows.append(Rows(np.column_stack([np.ones(len(x)), x]) if intercept else x, y, along))
     return DesignRows(rows, [INTERCEPT, *chosen] if intercept else chosen)
 
 
@@ -167,8 +204,38 @@ def _check_outcome(outcome: np.ndarray, count: int, family: Family | None, clien
         )
 
 
-def _log_exposure(exposure: np.ndarray, count: int, client: int) -> np.ndarray:
-    numbers = floats(exposure, f"The exposure of client {client}")
-    if numbers.shape != (count,) or np.any(numbers <= 0):
-        raise InvalidArgument(f"The exposure of client {client} must be {count} numbers above 0.")
-    return np.log(numbers)
+def expand(
+    outcome: np.ndarray, weights: np.ndarray | None, trials: np.ndarray | None, where: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the place [m] and the outcome [m] of each of the rows for which rows with weights or trials [n] stand.
+
+    A row with weight w is w equal rows; one with t trials, of which y are events, is y rows of 1 and t - y of 0.
+    """
+    places = np.arange(len(outcome))
+    for name, numbers, least in (("weight", weights, 0), ("number of trials", trials, 1)):
+        if numbers is None:
+            continue
+        wrong = np.flatnonzero(~((numbers >= least) & (numbers == np.round(numbers))))
+        if len(wrong):
+            beside = " (weights of a survey are not supported)" if name == "weight" else ""
+            raise InvalidArgument(
+                f"Each {name} must be a whole number of at least {least}{beside}, but that of row {wrong[0]} of "
+                f"{where} is {numbers[wrong[0]]:g}."
+            )
+        if np.sum(numbers) > MOST_ROWS:
+            raise InvalidArgument(f"The rows of {where} stand for {np.sum(numbers):,.0f}, but at most {MOST_ROWS:,}.")
+    if trials is not None:
+        wrong = np.flatnonzero(~((outcome >= 0) & (outcome <= trials) & (outcome == np.round(outcome))))
+        if len(wrong):
+            raise InvalidArgument(
+                f"With trials the outcome is their number of events, but that of row {wrong[0]} of {where} is "
+                f"{outcome[wrong[0]]:g} of {trials[wrong[0]]:g}."
+            )
+        number = trials.astype(np.int64)
+        places = np.repeat(places, number)
+        within = np.arange(len(places)) - np.repeat(np.cumsum(number) - number, number)
+        outcome = (within < outcome[places]).astype(np.float64)
+    if weights is not None:
+        number = weights[places].astype(np.int64)
+        places, outcome = np.repeat(places, number), np.repeat(outcome, number, 0)
+    return places, outcome

@@ -21,6 +21,7 @@ from tfp_bfl.glm.design import num_sums, settle
 from tfp_bfl.glm.federation import TIMES, Question, answer_length, ask_sums, check_columns
 from tfp_bfl.glm.fitting import fit_federation
 from tfp_bfl.glm.hierarchical import Hierarchical
+from tfp_bfl.glm.outcomes import BESIDE
 from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.revision import revise_by_sums
 from tfp_bfl.glm.sums import PARTS, Sums, decode
@@ -249,7 +250,7 @@ def _finish(sites: Sites, result: Posterior | Hierarchical, notes: Sequence[str]
     warnings = [*attendance.absences(), *notes, *posterior.warnings, *_doubts(own, result)]
     if sites.is_secure and len(clients) == 2:
         warnings.append("Of two sites, each can compute the sums of the other from the result and its own.")
-    of = {name: getattr(job, name) for name in ("event", "event_value", "exposure", "entry")} | {"column": job.outcome}
+    of = {name: getattr(job, name) for name in ("event_value", *BESIDE)} | {"column": job.outcome}
     found = None if isinstance(result, Hierarchical) else report.estimates_by_sums(posterior, own, job.level)
     fit = run.folder, result, clients, job.level
     about = report.About(f"tables of {len(clients)} sites", command=run.command)

@@ -25,7 +25,7 @@ from tfp_bfl.errors import InvalidArgument, check_number, lookup, shown
 from tfp_bfl.glm.agreement import MISSING, AgreedColumns, Encoding
 from tfp_bfl.glm.command import DEFAULTS
 from tfp_bfl.glm.federation import TIMES, Question
-from tfp_bfl.glm.outcomes import Outcome
+from tfp_bfl.glm.outcomes import BESIDE, Outcome
 from tfp_bfl.glm.posterior import Model
 from tfp_bfl.glm.rows import INTERCEPT
 from tfp_bfl.glm.sums import PARTS
@@ -135,6 +135,9 @@ class GlmJob(pydantic.BaseModel):
     event_value: list[str] = []
     exposure: str | None = None
     entry: str | None = None
+    offset: str | None = None
+    weights: str | None = None
+    trials: str | None = None
     missing: str = DEFAULTS["missing"]
     level: float = DEFAULTS["level"]
     revise: Revision | None = None
@@ -144,8 +147,8 @@ class GlmJob(pydantic.BaseModel):
     @property
     def columns(self) -> Outcome:
         """The columns of the outcome."""
-        of = self.outcome, self.model.family, self.event, self.event_value, self.exposure, self.entry
-        return Outcome(*of).in_one_form()
+        beside = {name: getattr(self, name) for name in BESIDE}
+        return Outcome(self.outcome, self.model.family, event_values=self.event_value, **beside).in_one_form()
 
     @property
     def options(self) -> dict[str, Any]:
