@@ -89,7 +89,7 @@ def test_random_effects_take_them_too(family):
     [
         (
             {"weights": [np.full(30, -1.0), np.ones(50)]},
-            "^Each weight must be a whole number of at least 0 .*client 0 is -1",
+            "^Each weight must be a whole number of at least 0 .*one of client 0 is -1",
         ),
         ({"weights": [np.full(30, 0.5), np.ones(50)]}, "weights of a survey are not supported"),
         ({"weights": [np.ones(30)]}, "^weights is of 1 clients, but there are 2"),
@@ -107,7 +107,7 @@ def test_bad_input_is_refused(options, message):
 
 def test_more_events_than_trials_are_refused():
     clients, _ = federation("poisson")
-    refuses("number of events, but that of row", glm.fit, clients, "bernoulli", trials=[np.ones(30), np.ones(50)])
+    refuses("number of events, but one of client 0 is", glm.fit, clients, "bernoulli", trials=[np.ones(30), np.ones(50)])
 
 
 def test_the_command(tmp_path):
@@ -135,6 +135,6 @@ def test_the_command(tmp_path):
         (["--family", "poisson", "--trials", "all"], "--trials is for bernoulli, but the family is poisson."),
         (["--family", "bernoulli", "--trials", "all", "--event-value", "1"], "leave --event-value out"),
         (["--family", "bernoulli", "--trials", "dead"], "must name different columns"),
-        (["--family", "bernoulli", "--trials", "dose"], "number of events, but that of row 0"),
+        (["--family", "bernoulli", "--trials", "dose"], "Each number of trials must be a whole number of at least 1, but one of "),
     ):
         assert message in str(run("--outcome", "dead", *more).exception)

@@ -219,8 +219,8 @@ def expand(
         if len(wrong):
             beside = " (weights of a survey are not supported)" if name == "weight" else ""
             raise InvalidArgument(
-                f"Each {name} must be a whole number of at least {least}{beside}, but that of row {wrong[0]} of "
-                f"{where} is {numbers[wrong[0]]:g}."
+                f"Each {name} must be a whole number of at least {least}{beside}, but one of {where} is "
+                f"{numbers[wrong[0]]:g}."
             )
         if np.sum(numbers) > MOST_ROWS:
             raise InvalidArgument(f"The rows of {where} stand for {np.sum(numbers):,.0f}, but at most {MOST_ROWS:,}.")
@@ -228,8 +228,8 @@ def expand(
         wrong = np.flatnonzero(~((outcome >= 0) & (outcome <= trials) & (outcome == np.round(outcome))))
         if len(wrong):
             raise InvalidArgument(
-                f"With trials the outcome is their number of events, but that of row {wrong[0]} of {where} is "
-                f"{outcome[wrong[0]]:g} of {trials[wrong[0]]:g}."
+                f"With trials the outcome is their number of events, but one of {where} is {outcome[wrong[0]]:g} of "
+                f"{trials[wrong[0]]:g}."
             )
         number = trials.astype(np.int64)
         places = np.repeat(places, number)
