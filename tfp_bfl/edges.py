@@ -30,7 +30,7 @@ class Edge(NamedTuple):
 # By the name of the extra in setup.cfg that installs what the edge needs.
 EDGES = {
     "bench": Edge("tfp_bfl.bench", ("sweep", "bench", "tune", "runs", "report")),
-    "glm": Edge("tfp_bfl.glm", ("glm", "survival")),
+    "glm": Edge("tfp_bfl.glm", ("glm", "survival", "table-one")),
     "sites": Edge("tfp_bfl.sites", ("deploy",)),
 }
 # Attributes of `tfp_bfl` that are packages of an edge, or a function in one: name -> the edge, the package.

@@ -107,7 +107,9 @@ def test_bad_input_is_refused(options, message):
 
 def test_more_events_than_trials_are_refused():
     clients, _ = federation("poisson")
-    refuses("number of events, but one of client 0 is", glm.fit, clients, "bernoulli", trials=[np.ones(30), np.ones(50)])
+    refuses(
+        "number of events, but one of client 0 is", glm.fit, clients, "bernoulli", trials=[np.ones(30), np.ones(50)]
+    )
 
 
 def test_the_command(tmp_path):
@@ -135,6 +137,9 @@ def test_the_command(tmp_path):
         (["--family", "poisson", "--trials", "all"], "--trials is for bernoulli, but the family is poisson."),
         (["--family", "bernoulli", "--trials", "all", "--event-value", "1"], "leave --event-value out"),
         (["--family", "bernoulli", "--trials", "dead"], "must name different columns"),
-        (["--family", "bernoulli", "--trials", "dose"], "Each number of trials must be a whole number of at least 1, but one of "),
+        (
+            ["--family", "bernoulli", "--trials", "dose"],
+            "Each number of trials must be a whole number of at least 1, but",
+        ),
     ):
         assert message in str(run("--outcome", "dead", *more).exception)

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 from tfp_bfl.faces import export_later
 
 if TYPE_CHECKING:
+    from tfp_bfl.glm.characteristics import table_one
     from tfp_bfl.glm.families import FAMILIES
     from tfp_bfl.glm.fitting import fit, fit_hierarchical, one_message
     from tfp_bfl.glm.hierarchical import Hierarchical
-    from tfp_bfl.glm.posterior import Coefficients, Posterior
+    from tfp_bfl.glm.posterior import Posterior
     from tfp_bfl.glm.revision import revise
     from tfp_bfl.glm.sums import Sums
     from tfp_bfl.glm.survival import kaplan_meier, log_rank
@@ -27,7 +28,6 @@ export_later(__name__)
 
 __all__ = [
     "FAMILIES",
-    "Coefficients",
     "Hierarchical",
     "Posterior",
     "Sums",
@@ -37,4 +37,5 @@ __all__ = [
     "log_rank",
     "one_message",
     "revise",
+    "table_one",
 ]

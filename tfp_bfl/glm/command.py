@@ -120,6 +120,7 @@ def glm_model(table: str | None, family: str, output: str | None, **given: Any) 
             raise InvalidArgument("--export and --output name one folder, or one within the other: give two.")
     from tfp_bfl import glm
     from tfp_bfl.glm import design, report
+    from tfp_bfl.glm.posterior import Coefficients
 
     how: dict[str, Any] = {name: names_of(given[name]) for name in ("only", "drop", "categorical")}
     how |= {name: given[name] for name in ("missing", "separator", "date_unit")}
@@ -167,7 +168,7 @@ def glm_model(table: str | None, family: str, output: str | None, **given: Any) 
     for line in (report.headline(posterior), *notes):
         click.echo(line)
     coefficients = report.given_rows(result, given["level"])
-    click.echo(glm.Coefficients(coefficients[:_MOST_PRINTED]))
+    click.echo(Coefficients(coefficients[:_MOST_PRINTED]))
     if (rest := len(coefficients) - _MOST_PRINTED) > 0:
         where = f"{output}/coefficients.csv" if output else "coefficients.csv of --output"
         click.echo(f"... and {rest:,} more in {where}.")
