@@ -21,7 +21,7 @@ TESTS = ("test_edges.py", "test_errors.py", "rules/test_equations.py", "app/test
 def test_the_commands_of_an_edge_that_is_not_there_say_what_to_install(monkeypatch):
     monkeypatch.setattr(edges, "EDGES", ABSENT)
     commands = {command.name: command for command in edges.commands()}
-    assert commands.keys() == {"bench", "deploy", "glm", "report", "runs", "survival", "sweep", "tune"}
+    assert commands.keys() == {"bench", "deploy", "glm", "report", "runs", "survival", "sweep", "table-one", "tune"}
     for arguments in ([], ["run", "--help"], ["--output", "new"]):
         with pytest.raises(MissingDependency, match=r"^tfp-bfl deploy needs .*no_sites, .*pip install '\.\[sites\]'"):
             commands["deploy"].main(arguments, standalone_mode=False)

@@ -38,7 +38,10 @@ LINEAR_MODEL = {
     "intercept_stddev": "--intercept-stddev 0.1", "level": "--level 0.5",
     "stratified": "--stratified | --family cox --outcome time --event events",
     "second_order": "--second-order | --family bernoulli --outcome events",
+    "entry": "--entry time | --family cox --outcome age --event events", "offset": "--offset age",
+    "weights": "--weights count", "trials": "--trials count | --family bernoulli --outcome events",
 }  # fmt: skip
+BOUNDS = "--bounds age=0:100,outcome=-20:40"
 CODE = {name: f"--{name} net.py:{name}" for name in ("model", "rule", "algorithm", "dataset")}
 # Command -> its start. The work of these is replaced, and what it gets is compared; that of others is done.
 REPLACED = {
@@ -56,6 +59,7 @@ REPLACED = {
 DONE = {
     "glm": "glm table.csv --client-column site --outcome outcome --date-unit months",
     "survival": "survival table.csv --client-column site --duration time --event events --by label",
+    "table-one": "table-one table.csv --client-column site --drop seen",
     "deploy check": "deploy check north --date-unit months",
     **{"doctor": "doctor", "list": "list", "runs": "runs ."},
 }
@@ -75,6 +79,7 @@ OTHER_START = {
     ("bench", "trust_code"): "bench code.yaml --output new",
     ("glm", "separator"): "glm tilde.csv --client-column site --outcome outcome --date-unit months",
     ("survival", "separator"): "survival tilde.csv --client-column site --duration time --event events --by label",
+    ("table-one", "separator"): "table-one tilde.csv --client-column site --drop seen",
     ("drift", "separator"): "drift run tilde.csv",
     ("predict", "separator"): "predict posterior tilde.csv",
 }
@@ -110,13 +115,20 @@ OPTIONS = {
         "one_message": "--one-message", "predict": "--predict table.csv | --output new", "output": "--output new",
         "features": "--features random:3 | --random (intercept)", "export": "--export new | --random (intercept)",
         "fitted_prior": "--fitted-prior | --random (intercept)",
-        "leave_out": "--leave-out north | --random (intercept) --export new",
+        "leave_out": "--leave-out north | --random (intercept) --export new", "robust": "--robust rows",
+        "epsilon": f"--epsilon 1 | {BOUNDS} --only age", "delta": f"--delta 0.1 | {BOUNDS} --epsilon 1 --only age",
+        "bounds": f"{BOUNDS} | --epsilon 1 --only age",
+    },
+    "table-one": {
+        "by": "--by label", "client_column": "--client-column count", "only": "--only age", "drop": "--drop age,seen",
+        "categorical": "--categorical events", "separator": "--separator ~", "output": "--output new.csv",
     },
     "survival": {
         "duration": "--duration age", "event": "--event label | --by site --client-column events", "event_value":
         "--event-value 0", "by": "--by count", "strata": "--strata count", "stratified": "--stratified",
         "client_column": "--client-column count", "separator": "--separator ~", "times": "--times 1,2",
-        "horizon": "--horizon 1.5", "level": "--level 0.5", "figure": "--figure new.svg",
+        "horizon": "--horizon 1.5", "entry": "--entry time | --duration age", "level": "--level 0.5",
+        "figure": "--figure new.svg",
     },
     "calibrate": {
         "accuracy": "--accuracy 0.6", "coverage": "--coverage 0.5", "confidence": "--confidence 0.5",
@@ -157,7 +169,7 @@ OPTIONS = {
     },
 }  # fmt: skip
 FORMATTED = ("bench", "calibrate", "doctor", "drift", "glm", "laplace", "last-layer", "list", "report", "run", "runs")
-for _command in (*FORMATTED, "survival", "sweep", "tune"):
+for _command in (*FORMATTED, "survival", "sweep", "table-one", "tune"):
     OPTIONS[_command] = {**OPTIONS.get(_command, {}), "form": "--format json"}
 # What is refused there, as there is nothing on which it could have an effect.
 REFUSED = {
@@ -239,7 +251,7 @@ def table(tmp_path_factory):
     for i in range(120):
         age, site = rng.normal(50, 9), i % 5
         seen, events, outcome = f"20{10 + i % 9}-0{1 + i % 8}-11", rng.integers(2), 0.1 * age + site + rng.normal()
-        numbers = f"{events},{rng.poisson(2)},{1 + rng.random():.3f},{seen},{outcome:.3f}"
+        numbers = f"{events},{1 + rng.poisson(2)},{1 + rng.random():.3f},{seen},{outcome:.3f}"
         label = "sick" if age + 4 * rng.normal() > 50 else "well"
         lines.append(f"s{site},{'' if i == 7 else f'{age:.3f}'},{numbers},{label}")
     (folder / "table.csv").write_text("\n".join(lines) + "\n")

@@ -144,7 +144,7 @@ def test_the_command_line_refuses_a_dataset_without_the_client_column(tmp_path, 
 def test_a_folder_without_the_package(tmp_path, monkeypatch):
     TABLE.save_to_disk(tmp_path / "saved")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingDependency, match="package datasets is not installed: pip install datasets"):
+    with pytest.raises(MissingDependency, match="the package datasets, which is not installed: pip install datasets"):
         from_huggingface(tmp_path / "saved")
     assert read_own(FRAME, client="site").train.num_examples
 

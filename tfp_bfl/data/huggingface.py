@@ -10,10 +10,11 @@ import numpy as np
 
 from tfp_bfl.data.images import decoded
 from tfp_bfl.data.sizes import MOST_PIXELS, Size
-from tfp_bfl.errors import InvalidArgument, MissingDependency, shown
+from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.faces import compute, pyarrow, types
 from tfp_bfl.files import Path, read_regular
 from tfp_bfl.files import name as name_of
+from tfp_bfl.files.packages import check_installed
 
 # Types of features: lists, and arrays of which each is an example.
 _LISTS = ("List", "LargeList", "Sequence")
@@ -40,11 +41,9 @@ def is_saved(path: Path) -> bool:
 
 def load(path: Path) -> Any:
     """Return the Dataset, or the DatasetDict, of a folder."""
-    try:
-        import datasets
-    except ImportError:
-        what = f"The folder {name_of(path)} holds a dataset of Hugging Face, and the package datasets is not installed"
-        raise MissingDependency(f"{what}: pip install datasets") from None
+    check_installed("datasets", f"The folder {name_of(path)} of Hugging Face")
+    import datasets
+
     try:
         return datasets.load_from_disk(str(path))
     except Exception as error:  # Of a damaged folder, of many types.

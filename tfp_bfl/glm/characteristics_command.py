@@ -31,7 +31,6 @@ _FORMS = {".csv": to_csv, ".md": to_markdown, ".tex": to_latex}
 @click.option("--drop", metavar="COLUMNS", help="Columns to leave out.")
 @click.option("--categorical", metavar="COLUMNS", help="Columns of numbers that are categories.")
 @click.option("--separator", metavar="TEXT", help="Separator of a .csv or .tsv file; that of the header if not given.")
-@click.option("--secure-sums", is_flag=True, help="Add the clients' sums in fixed point, as under masks.")
 @click.option("--output", metavar="FILE", help="New file for the table: .csv, .md or .tex.")
 @in_formats
 def table_one_of(table: str, output: str | None, **given: Any) -> Record:

@@ -15,9 +15,9 @@ from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums, ch
 from tfp_bfl.glm.hierarchical import Hierarchical, add_effects, layout_of, own_effect
 from tfp_bfl.glm.multinomial import check_size, effects_in_classes, in_classes, with_classes
 from tfp_bfl.glm.newton import expand, gaussian_of_sums, inverse, maximise, residual_sum, solve
+from tfp_bfl.glm.noisy_sums import fit_private
 from tfp_bfl.glm.posterior import CLIENTS, Model, Posterior, RowPrivacy
 from tfp_bfl.glm.priors import FITTED, FLAT, ask_columns, fit_priors
-from tfp_bfl.glm.private import fit_private
 from tfp_bfl.glm.random_features import Features, check_features, draw_features, expand_rows
 from tfp_bfl.glm.rows import INTERCEPT, Beside, DesignRows, Given, read
 
@@ -84,7 +84,7 @@ def fit(
         needs stratified.
       classes: "multinomial" only: names of the classes [C]; those of `data.Clients`, or their numbers, if None.
       epsilon: "gaussian" only: differential privacy of each row, by noise that is added once to the sums of all rows;
-        the posterior then includes the noise (`tfp_bfl.glm.private`). None without noise.
+        the posterior then includes the noise (`tfp_bfl.glm.noisy_sums`). None without noise.
       delta: of (epsilon, delta); None for 1e-5.
       bounds: with epsilon: column -> its least and largest value, "outcome" for the outcome. Rows are cut there, so
         that one row has little influence; they must be known without the rows.

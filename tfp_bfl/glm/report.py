@@ -21,8 +21,8 @@ from tfp_bfl.glm.fitting import fit
 from tfp_bfl.glm.given import read_archive
 from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.newton import inverse, solve
+from tfp_bfl.glm.noisy_sums import noise_of
 from tfp_bfl.glm.posterior import Coefficients, Posterior, as_text, mean_of, quantile
-from tfp_bfl.glm.private import noise_of
 from tfp_bfl.glm.random_features import RandomFeatures
 from tfp_bfl.glm.sums import Sums, pack
 from tfp_bfl.plots.forest import Estimate, forest_plot

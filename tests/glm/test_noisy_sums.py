@@ -10,7 +10,7 @@ import tfp_bfl as bfl
 from tests.kit import refuses
 from tfp_bfl import glm
 from tfp_bfl.app.cli import cli
-from tfp_bfl.glm import private
+from tfp_bfl.glm import noisy_sums as private
 from tfp_bfl.glm.posterior import Model, RowPrivacy
 from tfp_bfl.glm.rows import Rows
 from tfp_bfl.glm.sums import pack
@@ -116,7 +116,7 @@ def test_rows_beyond_the_bounds_are_cut(short_chain):
     np.testing.assert_array_equal(private_fit(far).mean, private_fit(cut).mean)
 
 
-@pytest.mark.deep(after="tests/glm/test_private.py")
+@pytest.mark.deep(after="tests/glm/test_noisy_sums.py")
 @pytest.mark.statistical
 def test_intervals_cover_and_those_without_the_noise_do_not(short_chain):
     """120 tables of 1,000 rows at epsilon 1: at least 91 % of 360 intervals of 95 % (three standard errors are 3.5 %);
