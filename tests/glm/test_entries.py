@@ -1,12 +1,17 @@
 """Rows that are at risk from a later time on: cutting a row in two at any time changes no result."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from tests.glm.guarded import Guarded
 from tests.kit import refuses
 from tfp_bfl import glm
 from tfp_bfl.app.cli import cli
+from tfp_bfl.glm.agreement import agree, describe
+from tfp_bfl.glm.design import Outcome, SiteCells
+from tfp_bfl.glm.rows import Rows
 
 
 def whole(seed=0, count=90):
@@ -48,6 +53,23 @@ def test_cox_with_a_baseline_hazard_for_each_client(secure):
     expected = glm.fit(list(zip(parts(x), parts(outcome[:, :2]))), "cox", **options)
     pieces = [cut(*own)[:2] for own in zip(parts(x), parts(outcome), parts(group))]
     np.testing.assert_allclose(glm.fit(pieces, "cox", **options).mean, expected.mean, rtol=1e-8)
+
+
+@pytest.mark.parametrize("stratified", [False, True])
+def test_clients_that_check_the_questions(stratified):
+    """As sites do; and a table in which no event has a second row at risk adds nothing."""
+    x, outcome, _ = cut(*whole())
+    clients = [Rows(*pair, np.zeros(len(pair[0]))) for pair in zip(parts(x), parts(outcome))]
+    expected = glm.fit(list(zip(parts(x), parts(outcome))), "cox", stratified=stratified)
+    np.testing.assert_allclose(Guarded(clients, "cox", stratified=stratified).fit().mean, expected.mean, rtol=1e-9)
+    columns = {"age": [1.0, 2.5, 2.0], "stop": [2.0, 4.0, 9.0], "died": [1, 1, 0], "start": [0.0, 3.0, 8.0]}
+    of = Outcome("stop", "cox", "died", entry="start")
+    plan = agree({"a": describe(pa.table(columns), of, "a")}, of, "drop")
+    refuses(
+        "No event of a has a second row at risk",
+        SiteCells(pa.table(columns), of, plan, "drop", "a").check_presence,
+        True,
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"grid": np.arange(1, 160) / 20, "secure_sums": True}], ids=["", "masked"])

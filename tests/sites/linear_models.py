@@ -9,7 +9,7 @@ from tests.glm.test_agreement import table
 from tests.sites import channel
 from tfp_bfl import glm
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
-from tfp_bfl.glm.design import Outcome, read_design
+from tfp_bfl.glm.design import BESIDE, Outcome, read_design
 from tfp_bfl.sites.deployment.channel import SUMS, TALK
 from tfp_bfl.sites.deployment.glm_site import GlmSite
 from tfp_bfl.sites.deployment.jobs import GLM
@@ -67,12 +67,13 @@ def run(folder, sites, options=ILL, name="first", quorum=2, **how):
 def pooled(options, without=()):
     """The fit of all rows in one place."""
     keep = np.isin(np.array(WHOLE["site"].to_pylist()), [site for site in SITES if site not in without])
-    of = Outcome(options["outcome"], options.get("family", "gaussian"), options.get("event"))
+    beside = {name: options.get(name) for name in BESIDE}
+    of = Outcome(options["outcome"], options.get("family", "gaussian"), **beside)
     design = read_design(
         WHOLE.filter(pyarrow.array(keep)), of, "site", categorical=options.get("categorical", ()),
         missing=options.get("missing", "drop"),
     )  # fmt: skip
-    priors = {"prior_stddev": options.get("prior_stddev"), "names": design.names}
+    priors = {"prior_stddev": options.get("prior_stddev"), "names": design.names, "offset": design.offset}
     if options.get("random"):
         return glm.fit_hierarchical(design.clients, of.family, random=options["random"], **priors)
     return glm.fit(design.clients, of.family, stratified=options.get("stratified", False), **priors)

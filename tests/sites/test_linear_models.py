@@ -43,6 +43,8 @@ from tfp_bfl.sites.deployment.jobs import make_glm_job
         {"outcome": "days", "family": "cox", "event": "ill", "stratified": True, "categorical": ["stage"]},
         {**ILL, "random": ["(intercept)"]},
         {"outcome": "days", "random": ["(intercept)"], "drop": ["age"]},
+        {"outcome": "days", "weights": "stage"},
+        {"outcome": "ill", "family": "bernoulli", "offset": "stage"},
     ],
 )
 def test_the_fit_is_that_of_all_rows_in_one_place(kits, options, secure_sums):
