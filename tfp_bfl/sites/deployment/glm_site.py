@@ -31,6 +31,7 @@ from tfp_bfl.glm.sums import decode, encode
 from tfp_bfl.sites.arrays import Arrays, digest_of
 from tfp_bfl.sites.deployment import jobs, member
 from tfp_bfl.sites.deployment.channel import MOST_BYTES, NO_RUN, TALK, withholding
+from tfp_bfl.sites.deployment.disclosure import check_model
 from tfp_bfl.sites.deployment.jobs import check_name
 from tfp_bfl.sites.deployment.party_file import PartyFile, read_file
 from tfp_bfl.sites.masks import KEY_BYTES, Promises, add_masks, context_of, proof_of, table_of
@@ -136,9 +137,11 @@ class GlmSite(member.Member):
         encoding = Encoding(tuple(map(float, means)), tuple(map(str, indicators)), tuple(map(str, left_out)))
         if self._rows is not None:
             raise InvalidArgument("It has encoded its rows in this run: one encoding follows from the sums of columns.")
-        with withholding("table"):
-            self._rows = self._begun().rows(encoding)
         model, names = self._job.model, jobs.names_of(self._job, encoding, self._plan)
+        with withholding("table"):
+            rows = self._begun().rows(encoding)
+        check_model(read_file(self._folder), rows, names, model.family)
+        self._rows = rows
         fit = None if self._job.revise else lambda earlier: fit_federation(earlier, model)
         most = MOST_QUESTIONS + (2 * len(names) + 1) * model.second_order
         of_run = names, self._sites, self._secure_sums, most

@@ -25,6 +25,7 @@ from tfp_bfl.files.writing import locked
 from tfp_bfl.privacy import Steps
 from tfp_bfl.sites.arrays import digest_of
 from tfp_bfl.sites.deployment import keys
+from tfp_bfl.sites.deployment.disclosure import check_day
 from tfp_bfl.sites.deployment.jobs import check_name
 from tfp_bfl.sites.deployment.party_file import PartyFile, secret_of
 
@@ -90,6 +91,7 @@ class Member:
                 f"It has answered in {len(others):,} runs, the most that max_runs of its file allows: each further "
                 "run reveals more of its rows."
             )
+        check_day(file, others)
         return own
 
     def _keys(

@@ -59,6 +59,11 @@ class PartyFile(NoTruthAsNumber, pydantic.BaseModel):
     min_parties: int = _option(2, "smallest number of sites of a run", "2", ge=1)
     min_rows: int = _option(20, "smallest number of training rows of a run", "20", ge=1)
     max_runs: int = _option(100, "largest number of runs in which the site answers", "100", ge=1)
+    max_daily_runs: int = _option(50, "largest number of them within a day", "50", ge=1)
+    smallest_cell: int = _option(5, "smallest number of rows with a level or an event in a linear model", "5", ge=1)
+    max_coefficient_share: float = _option(
+        0.33, "largest number of coefficients of a linear model for each row", "0.33", gt=0, le=1
+    )
     share_scores: bool = _option(True, "send sums of a model's scores on the test data", "true")
     allow_single_posteriors: bool = _option(
         True, "false: only rules that need only the sum of the sites' messages", "true"
