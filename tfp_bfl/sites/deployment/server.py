@@ -47,8 +47,8 @@ _PATIENCE, _LONGEST_REST = 2, 16
 SCHEMA = "schema.json"
 # File with the sums of the last scores (`evaluation.score_sums`): over all sites, and of each site under its name.
 SCORES = "scores.npz"
-_OF_CLASSES = {"accuracy": ("accuracy", ".3f"), "test_nll": ("NLL", ".3f"), "ece": ("ECE", ".3f")}
-_OF_NUMBERS = {"rmse": ("RMSE", ".4g"), "test_nll": ("NLL", ".3f"), "coverage": ("coverage of 90 % intervals", ".3f")}
+_OF_CLASSES = {"test_nll": ("NLL", ".3f"), "ece": ("ECE", ".3f")}
+_OF_NUMBERS = {"test_nll": ("NLL", ".3f"), "coverage": ("coverage of 90 % intervals", ".3f")}
 _OF_BOTH = {"epistemic": ("epistemic variance", ".2g")}
 Sums = Mapping[str, np.ndarray]
 Traffic = Mapping[str, Mapping[str, Any]]
