@@ -139,6 +139,37 @@ def test_lung_cancer_has_the_coefficients_of_r():
     np.testing.assert_allclose(result.stddev, [0.009267, 0.167739, 0.113577], atol=1e-6)
 
 
+@pytest.mark.parametrize("options", [{}, {"stratified": True}, {"stratified": True, "secure_sums": True}], ids=str)
+@pytest.mark.parametrize(
+    ("change", "has_warning"),
+    [
+        (lambda y: y * [0, 1] + [1, 0], True),
+        (lambda y: np.ones_like(y), True),
+        (lambda y: y, False),
+        (lambda y: y * (np.arange(len(y)) < np.argmax(y[:, 1]) + 1)[:, np.newaxis] + [1, 0], False),
+    ],
+    ids=["one time", "one time, without censoring", "several times", "one event for each hazard"],
+)
+def test_events_that_all_have_one_time_are_warned_of(options, change, has_warning):
+    x, y = rows()
+    parts = 3 if "stratified" in options else 1
+    clients = [(x[k::parts], change(y[k::parts])) for k in range(parts)]
+    found = glm.fit(clients, "cox", prior_stddev=1.0, **options)
+    assert any("have the same time" in warning for warning in found.warnings) == has_warning
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_clients_without_an_event_are_counted(secure):
+    x, y = rows()
+    y[1::4, 1] = 0
+    clients = [(x[k::4], y[k::4]) for k in range(4)]
+    found = glm.fit(clients, "cox", stratified=True, secure_sums=secure)
+    assert "Clients without an event, which add nothing to the hazard ratios: 1." in found.warnings
+    others = glm.fit(clients[:1] + clients[2:], "cox", stratified=True)
+    np.testing.assert_allclose(found.mean, others.mean, rtol=1e-8)
+    assert not any("without an event" in x for x in [*others.warnings, *glm.fit(clients, "cox").warnings])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -92,12 +92,12 @@ def test_robust_variances_of_cox(of_r):
     columns["client"] = columns["inst"]
     clients, _ = dealt(columns, ["time", "status"])
     for unit, of_unit in zip(("rows", "clients"), expected.reshape(2, 3, 3)):
-        np.testing.assert_allclose(glm.fit(clients, "cox", robust=unit).covariance, of_unit, rtol=1e-5, atol=1e-9)
+        np.testing.assert_allclose(glm.fit(clients, "cox", robust=unit).covariance, of_unit, rtol=1e-6, atol=1e-12)
     found = glm.fit(clients, "cox", robust="clients", stratified=True, secure_sums=True)
-    np.testing.assert_allclose(found.covariance.ravel(), of_r("robust_strata")[1], rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(found.covariance.ravel(), of_r("robust_strata")[1], rtol=1e-6, atol=1e-12)
     columns, expected = of_r("robust_entries")
     found = glm.fit(dealt(columns, ["time", "event", "entry"])[0], "cox", robust="clients")
-    np.testing.assert_allclose(found.covariance.ravel(), expected, rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(found.covariance.ravel(), expected, rtol=1e-6, atol=1e-12)
 
 
 def test_curves_and_log_rank(of_r):

@@ -6,7 +6,7 @@ from click.testing import CliRunner
 from scipy import special
 
 from tests.glm.guarded import outcomes
-from tests.kit import refuses
+from tests.kit import json_of, refuses
 from tfp_bfl import glm
 from tfp_bfl.app.cli import cli
 from tfp_bfl.glm import cox
@@ -105,6 +105,18 @@ def test_few_clients_come_with_a_warning():
     assert not glm.fit(federation("gaussian", clients=25), robust="clients").warnings
 
 
+def test_one_client_has_no_variance_between_clients():
+    one = federation("gaussian", clients=1)
+    refuses("^There is one client, but a robust variance by clients", glm.fit, one, robust="clients")
+    assert np.all(glm.fit(one, robust="rows").stddev > 0.1)
+
+
+def test_counts_that_vary_more_are_no_trouble_of_robust_intervals():
+    clients = [(x, 3 * y) for x, y in federation("poisson")]
+    assert "quasi-Poisson" in glm.fit(clients, "poisson").warnings[0]
+    assert not glm.fit(clients, "poisson", robust="rows").warnings
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -128,8 +140,16 @@ def test_the_command(tmp_path):
     table = tmp_path / "counts.csv"
     rows = np.concatenate([np.column_stack([x, y, np.full(len(y), k)]) for k, (x, y) in enumerate(clients)])
     np.savetxt(table, rows, delimiter=",", header="age,dose,visits,site", comments="", fmt="%.17g")
-    run = lambda *arguments: CliRunner().invoke(cli, ["glm", str(table), "--outcome", "visits", *arguments])
+    run = lambda *arguments: CliRunner().invoke(cli, ["glm", str(table), "--outcome", "visits", *map(str, arguments)])
     of = "--family", "poisson", "--client-column", "site", "--robust", "clients"
-    assert str(glm.fit(clients, "poisson", robust="clients", names=["age", "dose"]).table()) in run(*of).output
+    expected = glm.fit(clients, "poisson", robust="clients", names=["age", "dose"])
+    assert str(expected.table()) in run(*of, "--output", tmp_path / "fit").output
+    assert json_of(tmp_path / "fit" / "posterior.json")["robust"] == "clients"
+    own = glm.fit(clients[:1], "poisson")
+    of_one = "<span>{:.4g}</span> <span>[{:.4g}, {:.4g}]</span>".format(
+        own.mean[1], *own.interval()[1]
+    )  # Alone, it has no robust one.
+    page = (tmp_path / "fit" / "report.html").read_text()
+    assert "robust sd" in page and of_one in page
     assert "--robust is for models without --random" in str(run(*of, "--random", "age").exception)
     assert "give --client-column" in str(run("--robust", "clients").exception)

@@ -127,17 +127,9 @@ def glm_model(table: str | None, family: str, output: str | None, **given: Any) 
     source: Any = _source(table, run, family, given)
     if (given["random"] or given["one_message"]) and not given["client_column"]:
         raise InvalidArgument("--random and --one-message compare clients: give --client-column.")
-    read = design.read_design(
-        source,
-        design.Outcome(
-            given["outcome"],
-            family,
-            event_values=names_of(given["event_value"]),
-            **{name: given[name] for name in design.BESIDE},
-        ),
-        given["client_column"],
-        **how,
-    )
+    columns = {name: given[name] for name in design.BESIDE}
+    outcome = design.Outcome(given["outcome"], family, event_values=names_of(given["event_value"]), **columns)
+    read = design.read_design(source, outcome, given["client_column"], **how)
     left_out = names_of(given["leave_out"])
     for name in left_out:
         lookup(dict.fromkeys(read.client_names), name, "client", "for --leave-out")
@@ -152,7 +144,6 @@ def glm_model(table: str | None, family: str, output: str | None, **given: Any) 
     if given["epsilon"] is not None:
         options |= {"epsilon": given["epsilon"], "delta": given["delta"], "bounds": _bounds(read, given)}
     second = {"second_order": given["second_order"]}
-    options |= {"robust": given["robust"]} if given["robust"] else {}
     result: report.Result
     if given["random"]:
         # A given number is the prior of features too.
@@ -161,6 +152,8 @@ def glm_model(table: str | None, family: str, output: str | None, **given: Any) 
         more |= {"features": given["features"], "random": names_of(given["random"])}
         result = glm.fit_hierarchical(read.clients, family, **{**options, **second, **more})
     else:
+        # Not in `options`, by which the report fits each client alone.
+        second |= {"robust": given["robust"]}
         result = glm.fit(read.clients, family, stratified=given["stratified"], **options, **second)
     posterior = report.posterior_of(result)
     notes = [*report.private_notes(posterior, read.notes), *posterior.warnings]

@@ -166,13 +166,14 @@ class Trend(NamedTuple):
     g(t) is the share of the stratum's events before t.
 
     Fields:
-      num_events: the number of events.
+      num_events, num_strata: the number of events, and of strata with an event.
       when: sum of g.
       score, score_g: sum of x - mean, and of g (x - mean) [p].
       variance, variance_g, variance_gg: sum of the variances, and of g and g^2 times them [p, p].
     """
 
     num_events: float | np.ndarray
+    num_strata: float | np.ndarray
     when: float | np.ndarray
     score: np.ndarray
     score_g: np.ndarray
@@ -183,7 +184,7 @@ class Trend(NamedTuple):
     @classmethod
     def unpack(cls, numbers: np.ndarray, size: int) -> Trend:
         """Return the sums for `size` coefficients of an array of `pack`."""
-        return cls(*unpack(numbers, [(), (), *[(size,)] * 2, *[(size, size)] * 3]))
+        return cls(*unpack(numbers, [(), (), (), *[(size,)] * 2, *[(size, size)] * 3]))
 
 
 def trend(sums: RiskSums) -> Trend:
@@ -192,7 +193,8 @@ def trend(sums: RiskSums) -> Trend:
     g = (np.cumsum(events) - events) / max(float(np.sum(events)), 1.0)
     residual = sums.features - mean
     variances = [np.einsum("t,tij->ij", weight, variance) for weight in (np.ones_like(g), g, g**2)]
-    return Trend(float(np.sum(events)), float(g @ events), np.sum(residual, 0), g @ residual, *variances)
+    counts = float(np.sum(events)), float(np.any(events)), float(g @ events)
+    return Trend(*counts, np.sum(residual, 0), g @ residual, *variances)
 
 
 def centred(rows: Rows, centre: np.ndarray) -> Rows:
@@ -232,3 +234,18 @@ def not_proportional(sums: Trend, names: Sequence[str]) -> list[str]:
         for name, value in zip(names, proportionality(sums))
         if value < _SIGNIFICANT / len(names)
     ]
+
+
+def poor_strata(sums: Trend, num_strata: int) -> list[str]:
+    """Warn of strata without an event, and of events that have one time in each stratum."""
+    found = []
+    if sums.num_strata < num_strata:
+        found.append(
+            f"Clients without an event, which add nothing to the hazard ratios: {num_strata - sums.num_strata:g}."
+        )
+    if sums.when == 0 and sums.num_events > sums.num_strata:
+        found.append(
+            "All events of a baseline hazard have the same time: the hazard ratios rest on the approximation of ties, "
+            "and are 1 if all rows have the event. Give times in a finer unit, or use the family bernoulli."
+        )
+    return found

@@ -247,10 +247,10 @@ def of_cox(federation: Federation, stratified: bool) -> Work:
         return ask_sums(federation, question._replace(points=coefficients))[0]
 
     def warnings(coefficients: np.ndarray) -> list[str]:
-        if not stratified:
-            return cox.not_proportional(cox.trend(risk(coefficients)), federation.names)
         at = question._replace(kind="trend", points=coefficients[np.newaxis])
-        return cox.not_proportional(cox.Trend.unpack(federation.total(at), size), federation.names)
+        sums = cox.Trend.unpack(federation.total(at), size) if stratified else cox.trend(risk(coefficients))
+        strata = federation.num_clients if stratified else 1
+        return [*cox.poor_strata(sums, strata), *cox.not_proportional(sums, federation.names)]
 
     def scores(coefficients: np.ndarray, unit: str) -> np.ndarray:
         of_all = _NOTHING if stratified else risk(coefficients).pack()

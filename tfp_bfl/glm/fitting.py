@@ -14,15 +14,12 @@ from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums, check_columns
 from tfp_bfl.glm.hierarchical import Hierarchical, add_effects, layout_of, own_effect
 from tfp_bfl.glm.multinomial import check_size, effects_in_classes, in_classes, with_classes
-from tfp_bfl.glm.newton import expand, gaussian_of_sums, inverse, maximise, residual_sum, solve
+from tfp_bfl.glm.newton import expand, gaussian_of_sums, inverse, make_robust, maximise, residual_sum, solve
 from tfp_bfl.glm.noisy_sums import fit_private
 from tfp_bfl.glm.posterior import CLIENTS, Model, Posterior, RowPrivacy
 from tfp_bfl.glm.priors import FITTED, FLAT, ask_columns, fit_priors
 from tfp_bfl.glm.random_features import Features, check_features, draw_features, expand_rows
 from tfp_bfl.glm.rows import INTERCEPT, Beside, DesignRows, Given, read
-
-# Robust variances from fewer of them come with a warning.
-_FEW_CLIENTS = 20
 
 
 def fit(
@@ -242,6 +239,8 @@ def _read(
     table = read(clients, FAMILIES.get(model.family), names, beside, intercept=model.family != "cox")
     table = with_classes(table, clients, classes, model)
     check_size(table)
+    if model.robust == CLIENTS and len(table.clients) < 2:
+        raise InvalidArgument("There is one client, but a robust variance by clients compares several: give by rows.")
     return table, InProcess(table, model.family, secure_sums)
 
 
@@ -265,7 +264,7 @@ def _fit(federation: Federation, model: Model, precision: np.ndarray | None = No
         if not model.robust:
             return posterior
         scores = asking.ask_scores(federation, posterior.mean, model.robust)
-        return _robust(posterior, model.robust, scores / posterior.dispersion**2)
+        return make_robust(posterior, model.robust, scores / posterior.dispersion**2)
     of = asking.of_cox(federation, model.stratified) if family == "cox" else asking.of_family(federation, family)
     check_columns(federation, of.first, precision)
     maximum = maximise(of.ask, of.first, precision, names, of.messages)
@@ -283,14 +282,14 @@ def _fit(federation: Federation, model: Model, precision: np.ndarray | None = No
         precision,
         warnings=[
             *few_events(sums, of.family, len(precision)),
-            *misfit(sums, len(precision)),
+            *([] if model.robust else misfit(sums, len(precision))),
             *of.warnings(maximum.coefficients),
         ],
         sums=None if family == "cox" else sums,
         sums_at=None if family == "cox" else maximum.sums_at,
     )
     if model.robust:
-        return _robust(posterior, model.robust, of.scores(posterior.mean, model.robust))
+        return make_robust(posterior, model.robust, of.scores(posterior.mean, model.robust))
     if not model.second_order:
         return posterior
     moments = expand(of.ask, maximum.coefficients, maximum.information)
@@ -301,27 +300,6 @@ def _fit(federation: Federation, model: Model, precision: np.ndarray | None = No
         messages=maximum.messages + moments.messages,
         warnings=[*posterior.warnings, *moments.warnings],
         # A revision would go back to maximum and curvature.
-        sums=None,
-        sums_at=None,
-    )
-
-
-def _robust(posterior: Posterior, unit: str, scores: np.ndarray) -> Posterior:
-    """Return a posterior with a robust covariance: A^-1 M A^-1, M the sum of g g' [p, p]."""
-    few = []
-    if unit == CLIENTS and posterior.num_clients < _FEW_CLIENTS:
-        few.append(
-            f"A robust variance from {posterior.num_clients} clients is too small: it is right for many, such as "
-            f"{_FEW_CLIENTS} or more."
-        )
-    return dataclasses.replace(
-        posterior,
-        covariance=posterior.covariance @ scores @ posterior.covariance,
-        messages=posterior.messages + 1,
-        warnings=[*posterior.warnings, *few],
-        robust=unit,
-        degrees_of_freedom=None,
-        # A revision would go back to the inverse information.
         sums=None,
         sums_at=None,
     )

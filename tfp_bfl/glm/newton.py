@@ -1,8 +1,10 @@
 """Posteriors from sums of clients: Newton's method, each step of which is one message to every client.
 
-`gaussian_of_sums` needs no steps; `expand` corrects mean and covariance of a skewed posterior to second order.
+`gaussian_of_sums` needs no steps; `expand` corrects mean and covariance of a skewed posterior to second order,
+and `make_robust` replaces the covariance.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -13,7 +15,7 @@ import scipy.linalg
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm.checks import check_determined, few_events, separating
 from tfp_bfl.glm.families import FAMILIES
-from tfp_bfl.glm.posterior import Posterior
+from tfp_bfl.glm.posterior import CLIENTS, Posterior
 from tfp_bfl.glm.sums import Sums
 
 Ask = Callable[[np.ndarray], Sums]
@@ -35,6 +37,8 @@ _TOO_SKEWED = (
     "The posterior is too skewed for moments to second order: its maximum and curvature are given. More events or a "
     "narrower prior would help; a Markov chain is exact."
 )
+# Robust variances from fewer of them come with a warning.
+_FEW_CLIENTS = 20
 
 
 class Maximum(NamedTuple):
@@ -245,3 +249,24 @@ def _estimated_dispersion(sums: Sums, precision: np.ndarray) -> tuple[float, flo
         if abs(variance - before) <= _CHANGE * before:
             break
     return variance, degrees
+
+
+def make_robust(posterior: Posterior, unit: str, scores: np.ndarray) -> Posterior:
+    """Return a posterior with a robust covariance: A^-1 M A^-1, M the sum of g g' over scores of the unit [p, p]."""
+    few = []
+    if unit == CLIENTS and posterior.num_clients < _FEW_CLIENTS:
+        few.append(
+            f"A robust variance from {posterior.num_clients} clients is too small: it is right for many, such as "
+            f"{_FEW_CLIENTS} or more."
+        )
+    return dataclasses.replace(
+        posterior,
+        covariance=posterior.covariance @ scores @ posterior.covariance,
+        messages=posterior.messages + 1,
+        warnings=[*posterior.warnings, *few],
+        robust=unit,
+        degrees_of_freedom=None,
+        # A revision would go back to the inverse information.
+        sums=None,
+        sums_at=None,
+    )

@@ -314,6 +314,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "log_likelihood": posterior.log_likelihood,
         **({"classes": list(posterior.classes)} if posterior.classes else {}),
         **({"privacy": posterior.privacy._asdict()} if posterior.privacy else {}),
+        **({"robust": posterior.robust} if posterior.robust else {}),
     }
     if posterior.sums is not None and posterior.sums_at is not None:  # By which clients join and leave.
         record["sums"], record["sums_at"] = pack(*posterior.sums).tolist(), posterior.sums_at.tolist()
