@@ -9,6 +9,7 @@ import numpy as np
 from scipy import stats
 
 from tfp_bfl.errors import InvalidArgument, check_delta, check_number, lookup, shown
+from tfp_bfl.glm.contrasts import wald, weights_of
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.quadrature import grid
 from tfp_bfl.glm.rows import INTERCEPT
@@ -252,6 +253,58 @@ class Posterior:
                 row |= {self.ratio: of(mean), f"{self.ratio}, {percent} from": of(low), f"{self.ratio}, to": of(high)}
             rows.append(row | ({"df": df} if has_t else {}))
         return rows
+
+    def contrast(self, weights: Mapping[str, float] | np.ndarray, level: float = 0.95) -> dict[str, Any]:
+        """Estimate a sum of coefficients: a dict with mean, sd, low, high; with `ratio`, also its ratio and interval.
+
+            c' b,   c' b ~ N(c' mean, c' covariance c), or Student's t as in `interval`
+
+        The ratio exp(c' b) is None where c has the intercept: that is no ratio.
+
+        Args:
+          weights: c, as coefficient -> weight, 0 for all others; or [p].
+          level: probability of the interval.
+
+        Example:
+          >>> import numpy as np
+          >>> import tfp_bfl as bfl
+          >>> x, y = np.array([[0.0], [1.0], [2.0], [3.0]]), np.array([1.0, 3.0, 5.0, 7.2])
+          >>> round(bfl.glm.fit([(x, y)], names=["dose"]).contrast({"dose": 10})["mean"], 2)
+          20.6
+        """
+        row = weights_of(self.names, weights)
+        mean, stddev = float(row @ self.mean), float(np.sqrt(row @ self.covariance @ row))
+        half = float(quantile(level, self._degrees(row)) * stddev)
+        found = {"mean": mean, "sd": stddev, "low": mean - half, "high": mean + half}
+        if not self.ratio:
+            return found
+        has_none = any(w and name.partition(":")[0] == INTERCEPT for name, w in zip(self.names, row))
+        of = lambda x: None if has_none else float(np.exp(x))
+        ends = {f"{self.ratio}, {end}": of(found[end]) for end in ("low", "high")}
+        return {**found, self.ratio: of(mean), **ends}
+
+    def wald_test(self, names: Sequence[str]) -> dict[str, float]:
+        """Test whether all named coefficients are 0: a dict with statistic, df, df_residual and p.
+
+            F = b' V^-1 b / m,   with the m named coefficients b and their covariance V
+
+        F(m, df_residual) for Gaussian outcomes with an estimated dispersion, else m F against chi^2(m), for which
+        df_residual is infinite and the statistic is m F. With restricted maximum likelihood one name is possible alone.
+        """
+        if isinstance(names, str) or not names or len({*names}) < len(names):
+            raise InvalidArgument(f"names must be a list of different coefficients, not {shown(names)}.")
+        rows = np.stack([weights_of(self.names, {name: 1.0}) for name in names])
+        if self.satterthwaite is not None and len(rows) > 1:
+            raise InvalidArgument(
+                "A joint test of a restricted fit is not available: give one name, or fit another way."
+            )
+        return wald(rows @ self.mean, rows @ self.covariance @ rows.T, self._degrees(rows[0]))
+
+    def _degrees(self, row: np.ndarray) -> float | None:
+        """Return the degrees of freedom of Student's t for c' b; None for the normal distribution."""
+        if self.satterthwaite is not None:
+            return float(self.satterthwaite.degrees(row[np.newaxis])[0])
+        return None if self.degrees_of_freedom is None else float(self.degrees_of_freedom)
 
     def design(self, features: np.ndarray) -> np.ndarray:
         """Return rows with a column of ones first, if there is an intercept [n, p]."""
