@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parents[1]
 EDGES = ("glm", "sites", "bench", "sklearn")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
-    "core lines": (50_170, 38_000),
-    "edge lines": (15_350, 11_500),
-    "test lines": (61_662, 48_000),
+    "core lines": (50_175, 38_000),
+    "edge lines": (16_450, 11_500),
+    "test lines": (62_800, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),

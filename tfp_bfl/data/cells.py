@@ -16,7 +16,7 @@ from tfp_bfl.data.names import note_spellings
 from tfp_bfl.data.numerals import doubts
 from tfp_bfl.data.statistics import within_bounds
 from tfp_bfl.data.texts import TEXT, WIDTHS, TextColumns, text_features
-from tfp_bfl.errors import counted, lookup, shown
+from tfp_bfl.errors import lookup, shown
 from tfp_bfl.faces import compute, pyarrow, types
 
 # Text with more values than this is rather a name than a category.
@@ -243,7 +243,7 @@ def check_full(empty: np.ndarray, name: str, troubles: Troubles) -> None:
     """Record a trouble if a cell of a column is empty."""
     if empty.any():
         number, row = int(empty.sum()), int(np.argmax(empty)) + 1
-        troubles.add(name, f"has {counted(number, 'empty cell')}, the first in row {row}")
+        troubles.add(name, f"has {number} empty cell{'s' if number > 1 else ''}, the first in row {row}")
 
 
 def _few(cells: Cells, troubles: Troubles, declared: bool = False) -> Cells | None:

@@ -29,7 +29,7 @@ class Rows(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """What rows have beside features and outcome, as of `fitting.fit`: an array [n] of each client, or None."""
+    """Exposure, offset, weights and trials of rows, as of `fitting.fit`: an array [n] of each client, or None."""
 
     exposure: Sequence[np.ndarray] | None = None
     offset: Sequence[np.ndarray] | None = None
