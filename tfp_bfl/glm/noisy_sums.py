@@ -30,6 +30,7 @@ from tfp_bfl.glm.rows import DesignRows, Rows
 
 # Draws of the chain, and those before them; steps between residual variance and coefficients at each sum.
 _DRAWS, _BEFORE, _INNER = 4000, 500, 3
+_MOST_TRIES = 200
 # Of the intervals that give the standard deviations.
 _LEVEL = 0.95
 
@@ -142,9 +143,11 @@ def _sums(noisy: np.ndarray, noise: float, size: int, rng: np.random.Generator) 
     for step in range(_BEFORE + _DRAWS):
         other, angle = noise * rng.normal(size=len(now)), rng.uniform(0, 2 * math.pi)
         low, high = angle - 2 * math.pi, angle
-        while True:
-            proposed = noisy + (now - noisy) * math.cos(angle) + other * math.sin(angle)
-            if _is_possible(proposed, size):
+        proposed = now
+        for _ in range(_MOST_TRIES):  # Rounding may leave none but where the chain is.
+            found = noisy + (now - noisy) * math.cos(angle) + other * math.sin(angle)
+            if _is_possible(found, size):
+                proposed = found
                 break
             low, high = (angle, high) if angle < 0 else (low, angle)
             angle = rng.uniform(low, high)
