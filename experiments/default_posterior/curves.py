@@ -208,5 +208,5 @@ def is_due(method: str, curve: Curve, rounds: int) -> bool:
 
 
 def is_finished(method: str, curve: Curve) -> bool:
-    """Return whether a doubling did not lower the held-out NLL by `FALL`."""
-    return any(curve.get(r) and not falls(method, curve, r) for r in ROUNDS[1:])
+    """Return whether a doubling did not lower the held-out NLL by `FALL`; both numbers of rounds must have run."""
+    return any(curve.get(r) and curve.get(r // 2) and not falls(method, curve, r) for r in ROUNDS[1:])

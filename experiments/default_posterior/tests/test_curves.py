@@ -48,7 +48,7 @@ def test_rates_are_of_trials_and_the_default_has_its_own():
     """A cell of the default has no option of a method."""
     cells = {tuple(name.split(",")[1:4]): options["settings"] for name, options in curves.curve_cells()}
     rates = [cells["digits", "label_skew:2", x]["learning_rate"] for x in ("mc_dropout", "mc_dropout_server_adam")]
-    assert rates == [0.1, 0.03] and cells["fashion_mnist", "iid", "mc_dropout_3_epochs"]["learning_rate"] == 0.05
+    assert rates == [0.1, 0.03] and cells["fashion_mnist", "iid", "mc_dropout_3_epochs"]["learning_rate"] == 0.01
     assert cells["digits", "iid", "default"] == {} and set(cells["digits", "iid", "default_mc_dropout"]) == {"kind"}
 
 
@@ -60,6 +60,7 @@ def test_rounds_are_doubled_while_the_held_out_nll_falls():
     assert due(0.5, 0.49, 0.48, 0.479) == [30, 60, 120, 240] and due(0.5, 0.4, 0.3, 0.2, 0.1) == [*ROUNDS]
     assert not curves.is_finished(METHOD, curve(0.5, 0.4, 0.3, 0.2, 0.1))
     assert not curves.is_finished(METHOD, curve(0.5)) and curves.is_finished(METHOD, curve(0.5, 0.496))
+    assert not curves.is_finished(METHOD, {60: {0: record(0.5)}})
     assert all(curves.is_due(method, {}, r) for method, more in MORE_ROUNDS.items() for r in more)
 
 
