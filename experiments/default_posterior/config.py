@@ -105,7 +105,7 @@ _ADAM = {"server_optimizer": "adam", "server_learning_rate": 0.01, "server_sched
 CURVES: dict[str, dict[str, Any]] = {
     "default": {},
     # Point weights and dropout under the steps of the default.
-    "default_mc_dropout": {"kind": "mc_dropout"},
+    "mc_dropout_of_default": {"kind": "mc_dropout"},
     "fed_avg_momentum": _POINT,
     "fed_avg_server_adam": {**_POINT, **_ADAM},
     # As many client steps as the default.

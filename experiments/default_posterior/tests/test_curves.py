@@ -29,7 +29,7 @@ def curve(*nlls, per_round=0.1):
 
 @pytest.mark.deep(after="experiments/default_posterior/tests/test_curves.py")
 @pytest.mark.parametrize(
-    "method", ["default", "default_mc_dropout", "mc_dropout_server_adam", "snapshots_5", "fed_avg_laplace"]
+    "method", ["default", "mc_dropout_of_default", "mc_dropout_server_adam", "snapshots_5", "fed_avg_laplace"]
 )
 def test_a_cell_records_scores_bytes_and_client_steps(tmp_path, method):
     options = dict(curves.curve_cells())[f"curve,digits,iid,{method},rounds=30,seed=0"]
@@ -49,7 +49,7 @@ def test_rates_are_of_trials_and_the_default_has_its_own():
     cells = {tuple(name.split(",")[1:4]): options["settings"] for name, options in curves.curve_cells()}
     rates = [cells["digits", "label_skew:2", x]["learning_rate"] for x in ("mc_dropout", "mc_dropout_server_adam")]
     assert rates == [0.1, 0.03] and cells["fashion_mnist", "iid", "mc_dropout_3_epochs"]["learning_rate"] == 0.01
-    assert cells["digits", "iid", "default"] == {} and set(cells["digits", "iid", "default_mc_dropout"]) == {"kind"}
+    assert cells["digits", "iid", "default"] == {} and set(cells["digits", "iid", "mc_dropout_of_default"]) == {"kind"}
 
 
 def test_rounds_are_doubled_while_the_held_out_nll_falls():
