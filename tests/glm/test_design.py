@@ -60,6 +60,11 @@ def test_a_column_that_numbers_the_rows_is_left_out(first):
     assert "rownames" not in design.names
     assert any("'rownames' numbers the rows" in note for note in design.notes)
     assert read(table={"year": [1, 2, 3, 4, 5, 6], **TABLE}, only=["year"]).names == ["year"]
+    alone = {"dose": [1, 2, 3], "ill": ["Y", "N", "Y"]}
+    said = (
+        "^The column 'dose' numbers the rows and is left out, and no other is beside the outcome: name it with --only"
+    )
+    refuses(said, read, table=alone, client=None)
 
 
 def test_rows_without_an_exposure_are_left_out():

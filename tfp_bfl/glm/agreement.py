@@ -239,6 +239,8 @@ def agree(
         kind = RISING if rises else NUMBER if kinds[0] in NUMBERING else kinds[0]
         columns.append(AgreedColumn(name, kind, tuple(levels)))
         notes += doubts(np.array(levels, object), name, name in categorical)
+    if not columns and notes:  # Of columns that number the rows.
+        raise InvalidArgument(f"{notes[0].rstrip('.')}, and no other is beside the outcome: name it with --only.")
     if not columns:
         raise InvalidArgument("The tables have no columns beside the outcome: there is nothing to estimate.")
     values = sorted({x for summary in descriptions.values() for x in summary["events"]}, key=natural)
