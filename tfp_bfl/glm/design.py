@@ -13,7 +13,7 @@ import numpy as np
 
 from tfp_bfl import files
 from tfp_bfl.data.agreement import TableOptions, is_numbering
-from tfp_bfl.data.cells import RISING, read_columns
+from tfp_bfl.data.cells import RISING, Cells, read_columns
 from tfp_bfl.data.columns import Columns, Troubles
 from tfp_bfl.data.names import as_names, canonical, client_names, natural
 from tfp_bfl.data.tables import as_table, is_table, read_table, with_canonical_names
@@ -55,9 +55,10 @@ class SiteCells:
         self._offset = offset[places]
         is_full = [~cells.empty for cells in self._cells.columns]
         self._left = np.all(is_full, 0) if missing == "drop" else np.ones(len(self._values), bool)
-        # Of the rows of the table, those that the fit uses [n].
+        # Of each row of the fit, the row of the table that it is of [m]; of those of the table, those of the fit [n].
+        self.places = used[places[self._left]]
         self.chosen = np.zeros(len(values), bool)
-        self.chosen[used[places[self._left]]] = True
+        self.chosen[self.places] = True
 
     def sums(self) -> np.ndarray:
         """Compute the sums of `settle` over the rows of this site.
@@ -100,6 +101,17 @@ class SiteCells:
         features, outcome, offset = self.design(encoding)
         of = encoding.names(self._plan), Beside(offset=[offset]), self._family != "cox"
         return read([(features, outcome)], FAMILIES.get(self._family), *of).clients[0]
+
+    @property
+    def columns(self) -> list[Cells]:
+        """The columns of the rows of the fit, as they are in the table."""
+        return list(self._cells[self._left].columns)
+
+    @property
+    def outcomes(self) -> np.ndarray:
+        """Outcomes of the rows of the fit [m]; of survival whether there is an event."""
+        values = self._values[self._left]
+        return values if values.ndim == 1 else values[:, 1]
 
     @property
     def num_rows(self) -> int:

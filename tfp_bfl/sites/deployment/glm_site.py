@@ -31,7 +31,7 @@ from tfp_bfl.glm.sums import decode, encode
 from tfp_bfl.sites.arrays import Arrays, digest_of
 from tfp_bfl.sites.deployment import jobs, member
 from tfp_bfl.sites.deployment.channel import MOST_BYTES, NO_RUN, TALK, withholding
-from tfp_bfl.sites.deployment.disclosure import check_model
+from tfp_bfl.sites.deployment.disclosure import check_cells, check_share, count_job
 from tfp_bfl.sites.deployment.jobs import check_name
 from tfp_bfl.sites.deployment.party_file import PartyFile, read_file
 from tfp_bfl.sites.masks import KEY_BYTES, Promises, add_masks, context_of, proof_of, table_of
@@ -62,8 +62,7 @@ class GlmSite(member.Member):
     _rows: Rows | None = None
     _answers: Answers | None = None
 
-    def reply(self, task: str, content: bytes) -> bytes:
-        """Return the answer to a task of the server."""
+    def _reply(self, task: str, content: bytes) -> bytes:
         if task == TALK:
             return self.converse(content)
         return to_bytes(self.sums(stored_arrays(content, "message", MOST_BYTES)))
@@ -109,6 +108,7 @@ class GlmSite(member.Member):
         columns = tuple(AgreedColumn(*column) for column in content.columns)
         self._plan = AgreedColumns(columns, content.events, (), self._job.table.date_unit)
         self._digest = member.digest_of_job(job)
+        count_job(file, self._folder, self._digest)
         self._masks, offers = bytes.fromhex(self._digest), content.offers if self._secure_sums else None
         self._shared = self._keys(self._memory, self._number, content.sites, offers)
         if self._secure_sums:
@@ -123,6 +123,7 @@ class GlmSite(member.Member):
         member.check_number(int(cells.chosen.sum()), file.min_rows)
         self._set = member.RowSet(self._folder, self._run, self._digest, self._plan.names, cells.chosen)
         self._set.check(file.min_rows)
+        check_cells(file, cells, self._job.missing == "indicate")
         self._cells = cells
         if self._secure_sums:
             self.seen = "The server sees the sums of all sites, and masked numbers of this site."
@@ -138,10 +139,9 @@ class GlmSite(member.Member):
         if self._rows is not None:
             raise InvalidArgument("It has encoded its rows in this run: one encoding follows from the sums of columns.")
         model, names = self._job.model, jobs.names_of(self._job, encoding, self._plan)
+        check_share(read_file(self._folder), len(names), len(np.unique(self._begun().places)))
         with withholding("table"):
-            rows = self._begun().rows(encoding)
-        check_model(read_file(self._folder), rows, names, model.family)
-        self._rows = rows
+            self._rows = self._begun().rows(encoding)
         fit = None if self._job.revise else lambda earlier: fit_federation(earlier, model)
         most = MOST_QUESTIONS + (2 * len(names) + 1) * model.second_order
         of_run = names, self._sites, self._secure_sums, most

@@ -18,14 +18,14 @@ import numpy as np
 import pydantic
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import read_arrays, write_arrays
 from tfp_bfl.files.writing import locked
 from tfp_bfl.privacy import Steps
 from tfp_bfl.sites.arrays import digest_of
 from tfp_bfl.sites.deployment import keys
-from tfp_bfl.sites.deployment.disclosure import check_day
+from tfp_bfl.sites.deployment.disclosure import log_refusal
 from tfp_bfl.sites.deployment.jobs import check_name
 from tfp_bfl.sites.deployment.party_file import PartyFile, secret_of
 
@@ -61,6 +61,17 @@ class Member:
         self._startup = self._folder.parent / "startup"
         self._open = contextlib.ExitStack()
 
+    def reply(self, task: str, content: bytes) -> bytes:
+        """Return the answer to a task of the server; a refusal is logged in the folder of the site."""
+        try:
+            return self._reply(task, content)
+        except Error as error:
+            log_refusal(self._folder, task, getattr(error, "at_site", error))
+            raise
+
+    def _reply(self, task: str, content: bytes) -> bytes:
+        raise NotImplementedError
+
     def _with_offer(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """Return a description with the site's key offer for masks, if it has a certificate."""
         offer = keys.offer(self._startup, secret_of(self._folder))
@@ -91,7 +102,6 @@ class Member:
                 f"It has answered in {len(others):,} runs, the most that max_runs of its file allows: each further "
                 "run reveals more of its rows."
             )
-        check_day(file, others)
         return own
 
     def _keys(

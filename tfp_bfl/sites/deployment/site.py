@@ -25,6 +25,7 @@ from tfp_bfl.sites.arrays import Arrays
 from tfp_bfl.sites.bounds import SentWeights
 from tfp_bfl.sites.deployment import member
 from tfp_bfl.sites.deployment.channel import BEGIN, DESCRIBE, MOST_BYTES, NO_RUN, ROUND, SCORE, Withheld, withholding
+from tfp_bfl.sites.deployment.disclosure import count_job
 from tfp_bfl.sites.deployment.jobs import from_json, make_job, table_options
 from tfp_bfl.sites.deployment.party_file import FILE, read_file, secret_of
 from tfp_bfl.sites.schema import TABLE, parse_options, rare_classes
@@ -68,8 +69,7 @@ class Site(member.Member):
         self._why_not = NO_RUN
         self._ledger: member.Ledger | None = None
 
-    def reply(self, task: str, content: bytes) -> bytes:
-        """Return the answer to a task of the server."""
+    def _reply(self, task: str, content: bytes) -> bytes:
         if task == DESCRIBE:
             return self.describe(content.decode()).encode()
         if task == BEGIN:
@@ -122,6 +122,7 @@ class Site(member.Member):
         memory = self._check_run(self._file, run, job.version, job.parties)
         self._check(config, sums)
         digest, self._ledger = member.digest_of_job(json.loads(message)), None
+        count_job(self._file, self._folder, digest)
         schema = from_json(job.content)
         self._config = config
         data = self.data(table_options(job.options))
