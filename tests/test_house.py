@@ -17,7 +17,7 @@ EDGES = ("glm", "sites", "bench", "sklearn")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
     "core lines": (50_175, 38_000),
-    "edge lines": (16_450, 11_500),
+    "edge lines": (16_500, 11_500),
     "test lines": (62_800, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
