@@ -73,7 +73,7 @@ def test_weights_trials_and_offsets(of_r, option, family, outcome, column):
     found = glm.fit(clients, family, **{option: deal(beside)})
     p = len(found.mean)
     np.testing.assert_allclose(found.mean, expected[:p], rtol=1e-6)
-    np.testing.assert_allclose(found.covariance.ravel(), expected[p:], rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(found.covariance.ravel(), expected[p:], rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("stratified", [False, True])
@@ -84,7 +84,7 @@ def test_cox(of_r, stratified):
     clients, _ = dealt(columns, ["time", "status"])
     found = glm.fit(clients, "cox", stratified=stratified)
     np.testing.assert_allclose(found.mean, expected[:3], rtol=1e-6)
-    np.testing.assert_allclose(found.covariance, expected[3:].reshape(3, 3), rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(found.covariance, expected[3:].reshape(3, 3), rtol=1e-6, atol=1e-9)
 
 
 def test_robust_variances_of_cox(of_r):
@@ -118,7 +118,7 @@ def test_rows_that_enter_later(of_r):
     clients, _ = dealt(columns, ["time", "event", "entry"])
     found = glm.fit(clients, "cox")
     np.testing.assert_allclose(found.mean, expected[:4], rtol=1e-6)
-    np.testing.assert_allclose(found.covariance, expected[4:].reshape(4, 4), rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(found.covariance, expected[4:].reshape(4, 4), rtol=1e-6, atol=1e-9)
     curve = glm.kaplan_meier([outcome for _, outcome in clients]).curves["all"]
     at = curve.events > 0
     found = np.concatenate([curve.survival[at], curve.stddev[at], curve.at_risk[at]])
