@@ -67,6 +67,23 @@ class ClientRows(NamedTuple):
     ends: np.ndarray
 
 
+class Share(NamedTuple):
+    """Some of the clients; their examples are read where they are used.
+
+    Fields:
+      clients: all of them.
+      numbers: of these, int64 [K].
+    """
+
+    clients: ClientData
+    numbers: np.ndarray
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Examples of each of these, int64 [K]."""
+        return self.clients.sizes[self.numbers]
+
+
 class ClientData(abc.ABC):
     """Clients with examples that can be read here, one after another, and their datasets.
 
@@ -129,8 +146,11 @@ class ClientData(abc.ABC):
 
     def rows(self, *chosen: int) -> ClientRows:
         """Return the examples of the chosen clients, one client after another."""
-        examples = ClientExamples(*(tf.constant(np.concatenate(x)) for x in zip(*map(self.examples, chosen))))
-        return ClientRows(examples, np.cumsum(self.sizes[list(chosen)]))
+        return ClientRows(ClientExamples(*map(tf.constant, self.arrays(chosen))), np.cumsum(self.sizes[list(chosen)]))
+
+    def arrays(self, chosen: Sequence[int]) -> ClientExamples:
+        """Return the examples of the chosen clients as arrays, one client after another."""
+        return ClientExamples(*map(np.concatenate, zip(*map(self.examples, chosen))))
 
     def shares(self, chosen: Iterable[int], most: int) -> list[list[int]]:
         """Split the chosen clients into at most `most` parts with about the same number of examples."""
@@ -146,9 +166,9 @@ class ClientData(abc.ABC):
             loads[least] += int(sizes[k])
         return parts
 
-    def examples_by_part(self, chosen: Iterable[int], most: int) -> list[list[ClientExamples]]:
-        """Return the examples of the clients of each of the `shares`."""
-        return [[self.examples(k) for k in part] for part in self.shares(chosen, most)]
+    def examples_by_part(self, chosen: Iterable[int], most: int) -> list[Share]:
+        """Return the clients of each of the `shares`, with their examples."""
+        return [Share(self, np.array(part)) for part in self.shares(chosen, most)]
 
     def rows_by_part(self, chosen: Iterable[int], most: int) -> list[ClientRows]:
         """Return the rows of the clients of each of the `shares`."""
@@ -185,7 +205,7 @@ class Clients(ClientData):
                 raise InvalidArgument(f"{what}, but they must be integers of shape [n].")
             if part.min() < 0 or part.max() >= self.source.num_examples:
                 raise InvalidArgument(f"Client {k} has an index outside 0 to {self.source.num_examples - 1}.")
-        object.__setattr__(self, "indices", tuple(part.astype(np.int64) for part in indices))
+        object.__setattr__(self, "indices", tuple(part.astype(np.int64, copy=False) for part in indices))
         if len(self.names):
             object.__setattr__(self, "source", dataclasses.replace(self.source, owners=self._owners()))
 
@@ -272,11 +292,15 @@ class Clients(ClientData):
 
     def examples(self, k: int) -> ClientExamples:
         """Return the examples of client k as arrays."""
-        part = self.indices[self._checked(k)]
-        client, features = np.full(len(part), k, np.int32), self.source.features[part]
+        return self.arrays([self._checked(k)])
+
+    def arrays(self, chosen: Sequence[int]) -> ClientExamples:
+        """Return the examples of the chosen clients as arrays, one client after another."""
+        rows = np.concatenate([self.indices[self._checked(k)] for k in chosen])
+        client, features = np.repeat(np.int32(chosen), self.sizes[list(chosen)]), self.source.features[rows]
         if not self.source.is_image:  # Read on demand, they have the type of their file.
             features = np.asarray(features, np.float32)
-        return ClientExamples(client, features, self.source.labels[part])
+        return ClientExamples(client, features, self.source.labels[rows])
 
     def describe(self) -> str:
         """Return a table of the examples of each class that each client holds: the first 20, and all."""

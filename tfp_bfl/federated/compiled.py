@@ -1,9 +1,12 @@
 """The engine that compiles a whole round by XLA: for small models, whose rounds cost little arithmetic."""
 
+from __future__ import annotations
+
 import functools
+import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import PADDED, Metrics, ServerState
 from tfp_bfl.data import ClientExamples
+from tfp_bfl.data.clients import Share
 from tfp_bfl.errors import ComputationError, InvalidArgument
 from tfp_bfl.federated.local import (
     Accepts,
@@ -29,6 +33,8 @@ from tfp_bfl.tensors import traced_for_xla
 MOST_SIZES = 8
 # Weights times rows: a round of more arithmetic is shared among the cores, one of less is computed with the next ones.
 MOST_ALONE = 10_000_000
+# Examples of a part of a round's clients that are in memory at once.
+MOST_BYTES = 2**26
 # Calls longer than this compute no more rounds than before: they may be for nothing.
 MOST_SECONDS = 0.1
 # What XLA says of operations that it can't compile.
@@ -57,7 +63,7 @@ class CompiledEngine(LocalEngine):
         self._pads = shapes == PADDED
         self._most = 0  # Rows to which clients are padded; 0 for none.
         self._given: Any = None
-        self._parts: list[Groups] = []
+        self._parts: list[list[_Block]] = []
         self._alone: dict[bool, Callable[..., Any]] = {}
         self._ready: list[Output] = []
         self._in_a_row, self._seconds = 1, 0.0
@@ -98,17 +104,30 @@ class CompiledEngine(LocalEngine):
         check_once(self._ready[-1].metrics["clients"]["client"])
         return self._ready[-1]
 
-    def _take(self, state: ServerState, datasets: Sequence[Sequence[ClientExamples]]) -> bool:
+    def _take(self, state: ServerState, shares: Sequence[Share]) -> bool:
         """Prepare the clients' examples, and return whether their round is a small one."""
         numbers = sum(np.size(x) for x in tf.nest.flatten(state.weights))
-        is_small = numbers * sum(len(client.labels) for part in datasets for client in part) <= MOST_ALONE
-        if self._given is not datasets:
+        is_small = bool(numbers * sum(share.sizes.sum() for share in shares) <= MOST_ALONE)
+        if self._given is not shares:
             # In their order, so that a sum on one core is the same on every machine.
-            everyone = [client for part in datasets for client in part]
-            parts = [sorted(everyone, key=lambda client: np.max(client.client, initial=-1))] if is_small else datasets
-            self._parts = [self._grouped(part) for part in parts]
-            self._given = datasets
+            everyone = np.sort(np.concatenate([share.numbers for share in shares]))
+            parts = [Share(shares[0].clients, everyone)] if is_small else shares
+            self._parts = [self._blocks(part, is_small) for part in parts]
+            self._given = shares
         return is_small
+
+    def _blocks(self, share: Share, whole: bool) -> list[_Block]:
+        """Return the clients with a loop for each size, and in blocks where there are too many for one."""
+        rows = np.maximum(share.sizes, self._most)
+        groups = [(Share(share.clients, share.numbers[rows == n]), int(n)) for n in np.unique(rows)]
+        row_bytes = sum(x.dtype.size * math.prod(x.shape[1:]) for x in self._round.element_spec)
+        if whole or row_bytes * rows.sum() <= MOST_BYTES:
+            return [_Block(tuple(groups))]
+        blocks = []
+        for (clients, numbers), n in groups:
+            parts = np.split(numbers, range(0, len(numbers), max(1, MOST_BYTES // (n * row_bytes))))[1:]
+            blocks += [_Block(((Share(clients, part), n),)) for part in parts]
+        return blocks
 
     def _several(self, state: ServerState) -> list[Output]:
         """Return the outputs of the next rounds, the first one last."""
@@ -116,7 +135,7 @@ class CompiledEngine(LocalEngine):
         if padded not in self._alone:
             self._alone[padded] = _rounds_alone(self._round, padded)
         started = time.perf_counter()
-        states, metrics = as_arrays(self._alone[padded](state, self._parts[0], tf.constant(self._in_a_row)))
+        states, metrics = as_arrays(self._alone[padded](state, self._parts[0][0].read(), tf.constant(self._in_a_row)))
         self._seconds = time.perf_counter() - started
         number = min(self._in_a_row, len(states.round))
         pick = lambda i: tf.nest.map_structure(lambda x: x[i, ...], (states, metrics))
@@ -125,10 +144,11 @@ class CompiledEngine(LocalEngine):
     def _shared(self, state: ServerState) -> Output:
         """Return the output of the next round, to whose sum each core contributes that of a part of the clients."""
         sent, calls = self._broadcast(state), []
-        for i, groups in enumerate(self._parts):
-            key = self._most > 0, *(tuple(x.shape) for x in tf.nest.flatten((sent, groups)))
-            work = self._work_of(i, key, functools.partial(self._compiled, sent=sent, groups=groups))
-            calls.append(functools.partial(work, sent, groups))
+        for i, blocks in enumerate(self._parts):
+            shapes = self._most > 0, *(tuple(x.shape) for x in tf.nest.flatten(sent))
+            trace = lambda contribute, block: self._compiled(contribute, sent, block.spec(self._round.element_spec))
+            works = {x.key: self._work_of(i, (*shapes, x.key), functools.partial(trace, block=x)) for x in blocks}
+            calls.append(functools.partial(self._over, works, sent, blocks))
         # Not by XLA, which sorts all weights for a median of them.
         return Output(*as_arrays(self._conclude(state, functools.reduce(self._add, at_once(calls)))))
 
@@ -145,14 +165,35 @@ class CompiledEngine(LocalEngine):
 
         return work.get_concrete_function(sent, groups)
 
-    def _grouped(self, clients: Sequence[ClientExamples]) -> Groups:
-        """Return the clients of each loop."""
-        if self._most:
-            return (stacked(clients, self._most),)
-        of: dict[int, list[ClientExamples]] = {}
-        for client in clients:
-            of.setdefault(len(client.labels), []).append(client)
-        return tuple(stacked(of[size]) for size in sorted(of))
+    def _over(self, works: Mapping[Any, Any], sent: Broadcast, blocks: Sequence[_Block]) -> Contribution:
+        """Return the sum of the blocks, of two as large ones where possible: reports are copied log(blocks) times."""
+        sums: list[tuple[int, Contribution]] = []
+        for block in blocks:
+            size, total = 1, works[block.key](sent, block.read(keep=len(blocks) == 1))
+            while sums and sums[-1][0] == size:
+                size, total = 2 * size, self._add(sums.pop()[1], total)
+            sums.append((size, total))
+        return functools.reduce(lambda later, earlier: self._add(earlier, later), [x for _, x in reversed(sums)])
+
+
+class _Block:
+    """Clients with examples that are in memory together: shares, each with the rows of its clients."""
+
+    def __init__(self, shares: tuple[tuple[Share, int], ...]):
+        self._shares = shares
+        self._groups: Groups | None = None
+        self.key = tuple((len(share.numbers), rows) for share, rows in shares)
+
+    def spec(self, of_client: ClientExamples) -> Groups:
+        """Return the types of what `read` returns."""
+        one = lambda key: tf.nest.map_structure(lambda x: tf.TensorSpec([*key, *x.shape[1:]], x.dtype), of_client)
+        return tuple(map(one, self.key))
+
+    def read(self, keep: bool = True) -> Groups:
+        """Return the clients of each share, and `keep` them for the next call."""
+        groups = self._groups or tuple(stacked(*x) for x in self._shares)
+        self._groups = groups if keep else None
+        return groups
 
 
 def _rounds_alone(round: Round, padded: bool) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ class Engine(Protocol):
     Attributes:
       concurrent_calls: how many datasets of clients are worked through at once.
       accepts: what stands for the data of a part of a round's clients: "datasets"; "rows", which are `data.ClientRows`
-        of clients in memory, and datasets of others; "examples", a list of `ClientExamples`, of an engine with
+        of clients in memory, and datasets of others; "examples", a `clients.Share`, of an engine with
         `expect(sizes)`, which is called with the sizes of all clients before the first round; "references", a
         `data.Reference`.
     """

@@ -28,6 +28,7 @@ FAULTS = (
     "more examples than it was given",
     "the server's state has no memory of it",
 )
+_NO_FAULT = len(FAULTS)
 # Faults of changes that are not finite, or huge.
 DIVERGENCE = frozenset((*FAULTS[2:6], "change beyond max_change_norm"))
 # BatchNorm's moments are of features in whatever units; of other structures, such as gradients, no square overflows.
@@ -92,24 +93,35 @@ def find_fault(
     The client started from `anchor`, would be pooled with `weight`, and got `given` examples, None where nobody knows;
     `known` is whether it has a row where clients keep something.
     """
-    sent = _flat((result.weights, result.memory, result.extra))
-    variances = _flat(positive_leaves(posterior_of(result.weights)))
-    change, floor = limits.max_change_norm, _BELOW_FLOOR * limits.min_stddev**2
-    count = result.num_examples
-    broken = (
-        count <= 0,
-        ~tf.reduce_all(tf.math.is_finite(sent)),
-        tf.reduce_any(variances <= 0),
-        ~(tf.math.is_finite(weight) & (weight > 0)),
-        ~(within(result.weights, limits.max_magnitude) & _all_below(result.extra, limits.max_magnitude)),
-        tf.reduce_any(variances < floor),
-        change is not None and change_norm(cast(ModelWeights, result.weights), anchor) > change,
-        count < limits.min_examples,
-        False if given is None else count > given,
-        ~tf.convert_to_tensor(known),
-    )
-    # Of booleans argmax is the first true one, and 0 if there is none.
-    return tf.argmax(tf.cast(tf.stack([False, *broken]), tf.int32), output_type=tf.int32)
+    count, change, most = result.num_examples, limits.max_change_norm, limits.max_magnitude
+    broken = {
+        "no examples": count <= 0,
+        "weight not above zero": ~(tf.math.is_finite(weight) & (weight > 0)),
+        "change beyond max_change_norm": change is not None
+        and change_norm(cast(ModelWeights, result.weights), anchor) > change,
+        "fewer examples than min_examples": count < limits.min_examples,
+        "more examples than it was given": False if given is None else count > given,
+        "the server's state has no memory of it": ~tf.convert_to_tensor(known),
+    }
+    *others, (variances, most_variance) = _bounds(result.weights, most)
+    others += [(result.extra, most), (result.memory, np.inf)]
+    codes = [tf.where(x, FAULTS.index(fault), _NO_FAULT) for fault, x in broken.items()]
+    codes += [_code_of_numbers(part, bound) for part, bound in others]
+    codes.append(_code_of_numbers(variances, most_variance, _BELOW_FLOOR * limits.min_stddev**2))
+    first = tf.reduce_min(tf.stack(codes))
+    return tf.where(first < _NO_FAULT, first, 0)
+
+
+def _code_of_numbers(structure: TensorTree, bound: float, floor: float | None = None) -> tf.Tensor:
+    """Return the least code of a fault in any number, or `_NO_FAULT`, in one pass; with a floor they are variances."""
+    x = _flat(structure)
+    # NaN is below nothing.
+    code = tf.where(tf.abs(x) <= bound, _NO_FAULT, FAULTS.index("a number beyond max_magnitude"))
+    if floor is not None:
+        code = tf.where(x < floor, tf.minimum(code, FAULTS.index("a standard deviation below min_stddev")), code)
+        code = tf.where(x <= 0, FAULTS.index("variance zero or below"), code)
+    code = tf.where(tf.math.is_finite(x), code, FAULTS.index("not finite"))
+    return tf.minimum(tf.reduce_min(code), _NO_FAULT)
 
 
 def within(sent: TensorTree, max_magnitude: float) -> tf.Tensor:
@@ -127,13 +139,13 @@ def is_within(sent: TensorTree, max_magnitude: float) -> bool:
 
 
 def _bounds(sent: TensorTree, max_magnitude: float) -> list[tuple[TensorTree, float]]:
+    """Return parts with the bound of each; the last part is what must be above zero, without BatchNorm's moments."""
     if not hasattr(sent, "posterior"):
-        return [(sent, _MAX_OTHER)]
-    bounds = [(getattr(sent, "point", ()), max_magnitude), (getattr(sent, "moments", ()), _MAX_MOMENT)]
-    positive = {id(x) for x in positive_leaves(sent.posterior)}
-    for x in tf.nest.flatten(sent.posterior):
-        bounds.append((x, max_magnitude**2 if id(x) in positive else max_magnitude))
-    return bounds
+        return [(sent, _MAX_OTHER), ((), 0.0)]
+    positive = {id(x): x for x in positive_leaves(sent.posterior)}
+    others = [x for x in tf.nest.flatten(sent.posterior) if id(x) not in positive]
+    values = (getattr(sent, "point", ()), others), max_magnitude
+    return [values, (getattr(sent, "moments", ()), _MAX_MOMENT), (tuple(positive.values()), max_magnitude**2)]
 
 
 def _all_below(structure: TensorTree, bound: float) -> tf.Tensor:

@@ -1,7 +1,7 @@
 """The sum of clients' contributions in one graph with fixed shapes, as XLA must have it."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import DYNAMIC, Metrics, ServerState
 from tfp_bfl.data import ClientExamples
+from tfp_bfl.data.clients import Share
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated.round import Broadcast, Contribute, Contribution, Round, summed_spec, types_of
 
@@ -28,16 +29,15 @@ def check_shapes(shapes: str) -> None:
         )
 
 
-def stacked(clients: Sequence[ClientExamples], least: int = 0) -> ClientExamples:
-    """Return the clients' examples as leaves [K, n, ...], n those of the largest client or, if that is more, `least`.
+def stacked(share: Share, most: int) -> ClientExamples:
+    """Return the clients' examples as leaves [K, n, ...], n = `most`.
 
-    Other clients end in their last row again, of client -1: zeros may be values at which a model has no derivative.
+    Clients with fewer end in their last row again, of client -1: at zeros a model may have no derivative.
     """
-    most = max(least, *(len(x.labels) for x in clients))
-    again = lambda x: np.pad(x, [(0, most - len(x)), *[(0, 0)] * (x.ndim - 1)], mode="edge")
-    number = lambda x: np.pad(x, (0, most - len(x)), constant_values=-1)
-    full = [ClientExamples(number(x.client), again(x.features), again(x.labels)) for x in clients]
-    return ClientExamples(*(tf.constant(np.stack(x)) for x in zip(*full)))
+    sizes, examples, places = share.sizes[:, np.newaxis], share.clients.arrays(share.numbers), np.arange(most)
+    rows = np.cumsum(sizes, 0) - sizes + np.minimum(places, sizes - 1)
+    client, features, labels = (x[rows] for x in examples)
+    return ClientExamples(*map(tf.constant, (np.where(places < sizes, client, -1), features, labels)))
 
 
 def sum_over(round: Round, work: Work, chosen: tf.Tensor) -> Contribution:

@@ -96,12 +96,20 @@ def standard_normal(size: Any, seed: tf.Tensor) -> tf.Tensor:
     Box & Muller (1958): (r cos t, r sin t) with r = sqrt(-2 log u), u and t / (2 pi) uniform on 2^20 and 2^12 midpoints
     from the 32 bits of one integer. Moments below the 4096th of the angle are exact; |draws| stay below 5.4.
     """
-    bits = _random_bits([(size + 1) // 2], seed)
+    if not is_traced_for_xla():
+        return tf.concat(_pair(_random_bits([(size + 1) // 2], seed)), 0)[:size]
+    # Rows, as XLA would compute a vector of several parts number by number, each with the question of its part.
+    cosines, sines = zip(*map(_pair, _random_words((size + 3) // 4, seed)))
+    return tf.reshape(tf.stack([*cosines, *sines]), [-1])[:size]
+
+
+def _pair(bits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return two draws from N(0, 1) of the bits of each int32."""
     low = tf.cast(tf.bitwise.bitwise_and(bits, 0xFFFFF), tf.float32)
     high = tf.cast(tf.bitwise.right_shift(bits, 20), tf.float32)  # keeps the sign: in [-2048, 2048)
     radius = tf.sqrt(-2.0 * tf.math.log((low + 0.5) * 2.0**-20))
     cosine, sine = _direction(high + 0.5)
-    return tf.concat([radius * cosine, radius * sine], 0)[:size]
+    return radius * cosine, radius * sine
 
 
 def _direction(place: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -123,9 +131,13 @@ def _random_bits(shape: Sequence[Any], seed: tf.Tensor) -> tf.Tensor:
     if not is_traced_for_xla():
         return tf.random.stateless_uniform(shape, seed, None, None, tf.int32)
     size = math.prod(shape)
-    counters = tf.range((size + 1) // 2)
-    words = threefry(seed, counters, tf.zeros_like(counters))
-    return tf.reshape(tf.reshape(tf.stack(words), [-1])[:size], shape)
+    return tf.reshape(tf.reshape(tf.stack(_random_words((size + 1) // 2, seed)), [-1])[:size], shape)
+
+
+def _random_words(number: int, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return two times so many independent int32 of 32 random bits each."""
+    counters = tf.range(number)
+    return threefry(seed, counters, tf.zeros_like(counters))
 
 
 def threefry(key: tf.Tensor, first: tf.Tensor, second: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -207,6 +207,8 @@ class FlatWeights:
 
         Both also where the prior is hierarchical: its t is the one of the smallest KL, in which that has no gradient.
         """
+        if not self.has_posterior:
+            return tf.zeros([]), tf.zeros_like(self.values), tf.zeros_like(self.log_stddev)
         prior = self.at_present(prior, stddev)
         shift = self.values - prior.mean
         in_values = shift * prior.precision + prior.pull
