@@ -1,14 +1,17 @@
 """Measure rounds of many clients and of many weights in this process: what docs/planning.md plans with.
 
     python benchmarks/scale.py
+    python benchmarks/scale.py --only passes
 
-The side is `curvature-adam-local`: precisions by curvature, one draw of the weights a batch, Adam, engine "local".
-Writes benchmarks/results/scale.json. Some 5 minutes and 21 GB of memory; nothing else should run meanwhile.
+The side is `curvature-adam-local`: precisions by curvature, one draw of the weights a batch, Adam, engine "local". The
+passes, in which every client takes part, state their own side and engine; their examples are rows of a mapped file.
+Writes benchmarks/results/scale.json. Some 20 minutes and 21 GB of memory; nothing else should run meanwhile.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import resource
 import statistics
@@ -33,6 +36,15 @@ CASES = {
     "weights": [(2, 2, 1e6), (2, 2, 1e7), (2, 2, 3e7), (2, 2, 1e8)],
 }
 ROUNDS = 3
+# Passes over every client: number of clients, hidden units of a perceptron on 150 inputs, side, engine and cores.
+MAPPED_ROWS, INPUTS, EXAMPLES = 200_000, 150, 32
+_POINT, _DEFAULT = "deterministic-momentum", "default"
+PASSES = [
+    *((1_000_000, (64,), side, "compiled", 2) for side in (_POINT, _DEFAULT)),
+    *((100_000, (64,), side, "compiled", 1) for side in (_POINT, _DEFAULT)),
+    *((100_000, (), side, "compiled", 2) for side in (_POINT, _DEFAULT)),
+    *((100_000, (64,), side, "local", 2) for side in (_POINT, _DEFAULT)),
+]
 SIDE = SIDES["curvature-adam-local"]
 
 
@@ -65,18 +77,49 @@ def measure(everyone: int, cohort: int, weights: float, kind: str = "rows") -> d
     }
 
 
+def mapped(folder: str, number: int) -> bfl.data.Clients:
+    """Return clients of 32 rows each of a file that is mapped into memory; several clients share a row."""
+    path = os.path.join(folder, "rows.npy")
+    np.save(path, np.random.default_rng(0).normal(size=(MAPPED_ROWS, INPUTS)).astype(np.float32))
+    labels = np.arange(MAPPED_ROWS, dtype=np.int32) % 2
+    source = bfl.data.Source("mapped", "train", np.load(path, mmap_mode="r"), labels)
+    return bfl.data.Clients(source, list((np.arange(number * EXAMPLES) % MAPPED_ROWS).reshape(number, EXAMPLES)))
+
+
+def measure_pass(number: int, hidden: list[int], name: str, engine: str, cores: int) -> dict[str, Any]:
+    """Return seconds of a pass over all clients, one step each, and the process's peak memory."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+    bfl.federated.share_cores(number)
+    side = SIDES[name]
+    model_fn = lambda: bfl.models.mlp(side.kind, (INPUTS,), 2, hidden=tuple(hidden), seed=0)
+    options = {"local_epochs": 1, "batch_size": EXAMPLES, **side.training()}
+    process = bfl.algorithms.variational(model_fn, side.rule, "train_size", **options)
+    with tempfile.TemporaryDirectory() as folder:
+        result = bfl.simulate(process, mapped(folder, number), ROUNDS, engine=engine)
+    seconds = statistics.median(row["train_seconds"] for row in result.rounds[1:])
+    return {
+        **{"clients": number, "weights": model_fn().count_params(), "side": name, "engine": engine, "cores": cores},
+        **{"seconds": seconds, "clients_per_second": number / seconds},
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
+    }
+
+
 @click.command(help=__doc__.split("\n\n")[0])
-@click.option("--case", nargs=4, type=(int, int, float, str), help="Measure this case alone, and print it.")
-def main(case: tuple[int, int, float, str] | None) -> None:
+@click.option("--only", type=click.Choice([*CASES, "passes"]), multiple=True, help="Measure this part again.")
+@click.option("--case", help="Measure this case alone, a list in JSON, and print it.")
+def main(only: tuple[str, ...], case: str | None) -> None:
     if case:
-        click.echo(json.dumps(measure(*case)))
+        kind, *given = json.loads(case)
+        click.echo(json.dumps((measure_pass if kind == "passes" else measure)(*given)))
         return
-    results = {}
-    for name, cases in CASES.items():
+    results = json.loads(RESULTS.read_text(encoding="utf-8")) if only else {}
+    for name, cases in {**CASES, "passes": PASSES}.items():
+        if only and name not in only:
+            continue
         results[name] = []
         for one in cases:
-            command = [sys.executable, __file__, "--case", *map(str, one), *["rows"][: 4 - len(one)]]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            command = [sys.executable, __file__, "--case", json.dumps([name, *one])]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             results[name].append(json.loads(done.stdout.splitlines()[-1]))
             click.echo(results[name][-1])
     RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

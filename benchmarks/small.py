@@ -1,16 +1,20 @@
 """Measure rounds of small models by the engines local and compiled.
 
-    python benchmarks/small.py [--repeats 5]
+    python benchmarks/small.py [--repeats 5] [--jax PYTHON] [--quick]
 
 Prints, for each federation and side, the milliseconds of a round of both engines (the mean of a run, as one call
 may compute several rounds; medians of repeats that take turns), their ratio, and the seconds of the first round,
-which compiles. Clients have batches of 32 examples, one each where they have equally many.
+which compiles. Clients have batches of 32 examples, one each where they have equally many. With a Python of
+`peers/requirements-jax.txt` it then compares `compiled` with the round by hand of `peers/jax_round.py`, in turns.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import pathlib
 import statistics
+import subprocess
 import time
 from typing import NamedTuple
 
@@ -48,6 +52,9 @@ FEDERATIONS = {
     "perceptron of 1e4 weights, 1,000 clients of 1 to 63 examples": Federation(1000, 150, (64,), 3, unequal=True),
 }
 SIDES_HERE = ("default", "deterministic-momentum")
+# Those that are compared with JAX, and measured with --quick.
+BY_HAND = ("logistic regression, 10 clients", "perceptron of 1e4 weights, 1,000 clients")
+JAX_ROUND = pathlib.Path(__file__).parent / "peers" / "jax_round.py"
 
 
 def make(federation: Federation, name: str):
@@ -79,13 +86,48 @@ def seconds(process, clients, engine: str, rounds: int) -> list[float]:
     return np.diff(times).tolist()
 
 
+def by_hand(python: str, federation: Federation) -> dict[str, float]:
+    """Return the milliseconds of a round in JAX by `scan` and by `vmap`."""
+    sizes = map(str, (federation.features, *federation.hidden, 2))
+    command = [python, str(JAX_ROUND), "--clients", str(federation.clients), "--sizes", *sizes]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+
+
+def beside_jax(python: str, repeats: int) -> None:
+    """Print the rounds of `compiled` beside those of JAX."""
+    click.echo("\n| federation | side | compiled, ms a round | JAX, scan | JAX, vmap | compiled / scan |")
+    click.echo("|---|---|---|---|---|---|")
+    for name in BY_HAND:
+        federation = FEDERATIONS[name]
+        made = {side: make(federation, side) for side in SIDES_HERE}
+        taken: dict[str, list[float]] = {side: [] for side in (*SIDES_HERE, "scan", "vmap")}
+        for process, clients in made.values():
+            seconds(process, clients, "compiled", 1)
+        for _ in range(repeats):
+            jax = by_hand(python, federation)
+            for side in ("scan", "vmap"):
+                taken[side].append(jax[side])
+            for side, job in made.items():
+                times = seconds(*job, "compiled", federation.rounds + 1)[1:]
+                taken[side].append(1000 * statistics.mean(times))
+        ms = {side: statistics.median(values) for side, values in taken.items()}
+        for side in SIDES_HERE:
+            cells = *(f"{ms[x]:.2f}" for x in (side, "scan", "vmap")), f"{ms[side] / ms['scan']:.2f}"
+            click.echo(f"| {name} | {side} | {' | '.join(cells)} |")
+
+
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--repeats", default=5, show_default=True)
-def main(repeats: int) -> None:
+@click.option("--jax", metavar="PYTHON", help="A Python with JAX: compare with rounds by hand.")
+@click.option("--quick", is_flag=True, help="The smallest and the largest federation alone, twice.")
+def main(repeats: int, jax: str | None, quick: bool) -> None:
     logging.getLogger("tfp_bfl").setLevel(logging.ERROR)  # Rounds this few are not trained.
+    bfl.federated.share_cores(max(federation.clients for federation in FEDERATIONS.values()))
+    repeats = min(repeats, 2) if quick else repeats
     click.echo("| federation | side | local, ms a round | compiled, ms a round | ratio | first rounds, s |")
     click.echo("|---|---|---|---|---|---|")
-    for name, federation in FEDERATIONS.items():
+    for name in BY_HAND if quick else FEDERATIONS:
+        federation = FEDERATIONS[name]
         for side in SIDES_HERE:
             process, clients = make(federation, side)
             first = [seconds(process, clients, engine, 1)[0] for engine in ENGINES]
@@ -97,6 +139,8 @@ def main(repeats: int) -> None:
             local, compiled = (1000 * statistics.median(taken[engine]) for engine in ENGINES)
             starts = " / ".join(f"{x:.1f}" for x in first)
             click.echo(f"| {name} | {side} | {local:.2f} | {compiled:.2f} | {compiled / local:.2f} | {starts} |")
+    if jax:
+        beside_jax(jax, repeats)
 
 
 if __name__ == "__main__":

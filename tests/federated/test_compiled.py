@@ -145,6 +145,34 @@ def test_cores_share_the_clients_of_a_large_round(make, monkeypatch):
     assert [row["num_examples"] for row in shared.rounds] == [row["num_examples"] for row in alone.rounds]
 
 
+SIZES = range(1, MOST_SIZES + 2)
+MANY = bfl.data.Clients(bfl.data.load("breast_cancer"), [np.arange(e - n, e) for n, e in zip(SIZES, np.cumsum(SIZES))])
+EQUAL = bfl.data.Clients(MANY.source, np.split(np.arange(70), 14))
+
+
+@pytest.mark.parametrize(
+    ("make", "clients"),
+    [
+        (DRAWLESS["fed_opt"], EQUAL),
+        (DRAWLESS["fed_opt"], MANY),
+        pytest.param(functools.partial(bfl.algorithms.partitioned_vi, batch_size=32), CLIENTS, marks=deep),
+    ],
+    ids=["one size", "filled up", "three sizes"],
+)
+def test_examples_of_a_large_round_are_read_in_blocks(make, clients, monkeypatch):
+    """The sum of blocks, each of as many rows as the largest client has, is that of all at once, to its rounding."""
+    large(monkeypatch)
+    process, again = (make(mlp("deterministic" if make in DRAWLESS.values() else "flipout")) for _ in range(2))
+    at_once = run(process, 2, clients=clients)
+    row_bytes = 4 * (30 + 2)
+    monkeypatch.setattr("tfp_bfl.federated.compiled.MOST_BYTES", row_bytes * int(clients.sizes.max()))
+    found = run(again, 2, clients=clients)
+    assert {len(blocks) for blocks in process.compiled._parts} == {1}
+    assert max(len(blocks) for blocks in again.compiled._parts) > 1
+    assert_same(found.state, at_once.state, rtol=1e-4, atol=1e-6)
+    assert [row["num_examples"] for row in found.rounds] == [row["num_examples"] for row in at_once.rounds]
+
+
 @deep
 def test_one_client_on_several_cores(monkeypatch):
     large(monkeypatch)
@@ -225,10 +253,6 @@ def test_the_posterior_is_that_of_the_engine_local():
     }
     error = np.sqrt(sum(np.var(x, ddof=1) / 10 for x in of.values()))
     assert error > 0 and abs(of["compiled"].mean() - of["local"].mean()) < 5 * error
-
-
-SIZES = range(1, MOST_SIZES + 2)
-MANY = bfl.data.Clients(bfl.data.load("breast_cancer"), [np.arange(e - n, e) for n, e in zip(SIZES, np.cumsum(SIZES))])
 
 
 @pytest.mark.parametrize("batch_size", [16, 4])

@@ -34,7 +34,7 @@ MOST_SIZES = 8
 # Weights times rows: a round of more arithmetic is shared among the cores, one of less is computed with the next ones.
 MOST_ALONE = 10_000_000
 # Examples of a part of a round's clients that are in memory at once.
-MOST_BYTES = 2**26
+MOST_BYTES = 2**24
 # Calls longer than this compute no more rounds than before: they may be for nothing.
 MOST_SECONDS = 0.1
 # What XLA says of operations that it can't compile.

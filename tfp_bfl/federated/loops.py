@@ -36,7 +36,8 @@ def stacked(share: Share, most: int) -> ClientExamples:
     """
     sizes, examples, places = share.sizes[:, np.newaxis], share.clients.arrays(share.numbers), np.arange(most)
     rows = np.cumsum(sizes, 0) - sizes + np.minimum(places, sizes - 1)
-    client, features, labels = (x[rows] for x in examples)
+    full = (sizes == most).all()
+    client, features, labels = (x.reshape(*rows.shape, *x.shape[1:]) if full else x[rows] for x in examples)
     return ClientExamples(*map(tf.constant, (np.where(places < sizes, client, -1), features, labels)))
 
 
