@@ -101,26 +101,25 @@ def prepare(names: Sequence[str], folder: str, data_dir: str | None = None) -> N
     if not source.is_dir():
         raise InvalidArgument(f"There is no folder {source}: name the folder with the archives.")
     root = pathlib.Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()
-    chosen: dict[str, Form | None] = {}
+    chosen: dict[str, Form] = {}
     lacks = []
-    for name in names:
-        lacking = {form: [x for x in form.files if not any(source.glob(x.name))] for form in forms(name)}
-        chosen[name] = next((form for form, files in lacking.items() if not files), None)
+    for name in dict.fromkeys(names):
         if _is_prepared(name, root):
-            chosen[name] = None
-        elif chosen[name] is None:
+            click.echo(f"{name}: prepared already")
+            continue
+        lacking = {form: [x for x in form.files if not any(source.glob(x.name))] for form in forms(name)}
+        if whole := [form for form, files in lacking.items() if not files]:
+            chosen[name] = whole[0]
+        else:
             missing = " or ".join(" and ".join(map(str, files)) for files in lacking.values())
             lacks.append(f"{source} has not all of {name}: it lacks {missing}.")
     if lacks:
         raise InvalidArgument("\n".join(lacks))
-    for file in dict.fromkeys(file for form in chosen.values() if form for file in form.files if file.sha256):
+    for file in dict.fromkeys(file for form in chosen.values() for file in form.files if file.sha256):
         _check(source / file.name, file)
     for name, form in chosen.items():
-        if form is None:
-            click.echo(f"{name}: prepared already")
-        else:
-            form.write(name, source, root)
-            click.echo(summary(name, root))
+        form.write(name, source, root)
+        click.echo(summary(name, root))
 
 
 def summary(name: str, root: pathlib.Path | str | None) -> str:
@@ -155,6 +154,8 @@ def _reading(path: pathlib.Path) -> Iterator[None]:
     """Raise InvalidArgument if a file without a known sum is truncated or has another format."""
     try:
         yield
+    except InvalidArgument:
+        raise
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, zlib.error) as error:
         what = " ".join(str(error).split())[:200] or type(error).__name__
         raise InvalidArgument(f"{path} is truncated or another file ({what}): copy it again.") from None
@@ -226,7 +227,7 @@ def _femnist_in(parts: Mapping[str, str]) -> Form:
 
 def _write_femnist(parts: Mapping[str, str], name: str, folder: pathlib.Path, root: pathlib.Path) -> None:
     """Write the examples of each writer; in the files pixels are 1 - ink."""
-    arrays: dict[str, Any] = {"class_names": np.array(femnist.CLASS_NAMES)}
+    arrays = {"class_names": np.array(femnist.CLASS_NAMES)}
     for prefix, part in parts.items():
         images, labels, owners = [], [], []
         for path in sorted(folder.glob(f"{part}/*.json")):
@@ -241,6 +242,8 @@ def _write_femnist(parts: Mapping[str, str], name: str, folder: pathlib.Path, ro
                     images.append(femnist.as_bytes(pixels))
                     labels.append(classes)
                     owners += [writer] * len(classes)
+        if not owners:
+            raise InvalidArgument(f"The files in {folder / part} have no images, but must have those of writers.")
         arrays[f"{prefix}features"], arrays[f"{prefix}labels"] = np.concatenate(images), np.concatenate(labels)
         arrays[f"{prefix}clients"] = np.array(owners)
     _write_table(name, root, arrays)
@@ -252,6 +255,6 @@ def _write_covertype(name: str, folder: pathlib.Path, root: pathlib.Path) -> Non
     _write_table(name, root, {"features": rows[:, :-1], "labels": rows[:, -1].astype(np.int32)})
 
 
-def _write_table(name: str, root: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
+def _write_table(name: str, root: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
     root.mkdir(parents=True, exist_ok=True)
     write_arrays(_table(name, root), arrays, compressed=True)

@@ -197,6 +197,16 @@ def test_svhn_without_the_extra_images(folders, rng, monkeypatch):
     check_loads("svhn_cropped", store, splits)
 
 
+def test_a_dataset_of_which_the_writing_fails_is_not_prepared(folders, monkeypatch):
+    source, store = folders
+    for file in ("train_32x32.mat", "test_32x32.mat"):
+        scipy.io.savemat(source / file, {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [11]])})
+        publish(monkeypatch, "svhn_cropped", source / file)
+    assert run(folders, "svhn_cropped").exception is not None
+    assert not tfds.builder("svhn_cropped", data_dir=store).is_prepared()
+    assert not [path for path in store.rglob("*") if path.is_file()]
+
+
 def leaf(path, writers):
     path.parent.mkdir(exist_ok=True)
     examples = {name: {"x": x.reshape(-1, 784).tolist(), "y": y.tolist()} for name, (x, y) in writers.items()}
@@ -229,6 +239,7 @@ def test_femnist_by_writer(folders, rng, parts):
     [
         (lambda path: path.write_bytes(path.read_bytes()[:-40]), "is truncated or another file"),
         (lambda path: path.write_text("[]"), "is truncated or another file"),
+        (lambda path: path.write_text('{"user_data": {}}'), "have no images"),
         (lambda path: leaf(path, {"a": (np.zeros((2, 784)), np.zeros(1))}), "the writer a has other labels"),
         (lambda path: leaf(path, {"a": (np.zeros((1, 784)), np.full(1, 62))}), "the writer a has other labels"),
         (lambda path: leaf(path, {"a": (np.full((1, 784), 2.0), np.zeros(1))}), "pixels that are not from 0 to 1"),
@@ -238,7 +249,7 @@ def test_other_files_of_writers_are_refused(folders, change, message):
     path = folders[0] / "all_data" / "all_data_0.json"
     leaf(path, {"a": (np.zeros((1, 784)), np.zeros(1))})
     change(path)
-    assert str(path) in (error := refused(folders, "femnist")) and message in error and "\n" not in error
+    assert str(path.parent) in (error := refused(folders, "femnist")) and message in error and "\n" not in error
 
 
 @pytest.fixture
