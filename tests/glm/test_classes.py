@@ -203,7 +203,10 @@ def test_unusual_clients_are_answered():
 )
 def test_bad_input_is_one_sentence(options, message):
     refuses(message, lambda: glm.fit_hierarchical(federation(3, clients=4), "multinomial", **options))
-    refuses("classes is for the family", lambda: glm.fit(federation(2), "bernoulli", classes=["a", "b"]))
+    refuses(
+        "classes is for the families multinomial and ordinal",
+        lambda: glm.fit(federation(2), "bernoulli", classes=["a", "b"]),
+    )
 
 
 def simulated(seed, classes=5, clients=40, between=0.8):

@@ -19,6 +19,8 @@ _MIN_EVENTS_PER_COEFFICIENT = 10
 _DEVIATIONS = 3.0
 # Of sums in fixed point, relative to them.
 _MOST_ROUNDING = 1e-6
+# Of theta to the mean count, or to 1: counts are then Poisson up to 1e-4 of their variance.
+_MOST_THETA = 1e4
 # Probability that a client of a federation of the same coefficients is named, and relative eigenvalues that are 0.
 _FALSE_ALARM, _NOTHING = 1e-3, 1e-8
 ADVICE = "or give a prior: prior_stddev=2.5, or --prior-stddev 2.5"
@@ -68,6 +70,15 @@ def check_resolution(sums: np.ndarray, columns: Sequence[str], num_clients: int)
             )
 
 
+def check_theta(sums: Sums, log_theta: float) -> None:
+    """Refuse a negative binomial model of counts that vary no more than those of a Poisson distribution."""
+    if log_theta > math.log(_MOST_THETA * max(1.0, sums.num_events / sums.num_rows)):
+        raise InvalidArgument(
+            "The counts vary no more than a Poisson distribution with these means, so that theta grows without bound: "
+            "use the family poisson."
+        )
+
+
 def separating(
     coefficients: np.ndarray, first: Sums, names: Sequence[str], is_constant: bool = False
 ) -> InvalidArgument:
@@ -97,7 +108,7 @@ def few_events(sums: Sums, family: Family, num_coefficients: int) -> list[str]:
     limit = family.limit(sums.num_rows, sums.num_events)
     if limit >= _MIN_EVENTS_PER_COEFFICIENT * num_coefficients:
         return []
-    what = "rows" if family.name == "gaussian" else "events"
+    what = "rows" if family.has_dispersion else "events"
     return [
         f"There are {limit:g} {what} for {num_coefficients} coefficients, fewer than "
         f"{_MIN_EVENTS_PER_COEFFICIENT} for each: the normal approximation may be poor."

@@ -14,7 +14,9 @@ from tfp_bfl.errors import InvalidArgument, check_number, lookup
 from tfp_bfl.files import name as path_name
 from tfp_bfl.output import Record, command_line, in_formats
 
-FAMILIES = ("gaussian", "bernoulli", "poisson", "multinomial", "cox")
+# The first ones are those of `families.CANONICAL`, which needs SciPy.
+CANONICAL = ("gaussian", "bernoulli", "poisson", "multinomial")
+FAMILIES = (*CANONICAL, "gamma", "negative_binomial", "ordinal", "cox")
 EXAMPLES = """
 \b
 Examples:
@@ -140,7 +142,7 @@ def glm_model(table: str | None, family: str, output: str | None, **given: Any) 
         rows = report.read_rows(pathlib.Path(given["predict"]), read, given["client_column"], given["separator"])
     options = {name: given[name] for name in ("prior_stddev", "intercept_stddev")}
     options |= {"names": read.names, "offset": read.offset}
-    options |= {"classes": read.plan.events} if family == "multinomial" else {}
+    options |= {"classes": read.plan.events} if family in ("multinomial", "ordinal") else {}
     if given["epsilon"] is not None:
         options |= {"epsilon": given["epsilon"], "delta": given["delta"], "bounds": _bounds(read, given)}
     second = {"second_order": given["second_order"]}
@@ -243,11 +245,10 @@ def _check_output(output: str, option: str = "--output") -> None:
 
 def _check_options(family: str, given: dict[str, Any]) -> None:
     for option in ("random", "one_message"):
-        if given[option] and family == "cox":
+        if given[option] and family not in CANONICAL:
             option = option.replace("_", "-")
-            raise InvalidArgument(
-                f"--{option} is for gaussian, bernoulli, poisson and multinomial, but the family is cox."
-            )
+            of = f"{', '.join(CANONICAL[:-1])} and {CANONICAL[-1]}"
+            raise InvalidArgument(f"--{option} is for {of}, but the family is {family}.")
     if given["robust"] and (given["random"] or given["one_message"]):
         raise InvalidArgument(
             "--robust is for models without --random and --one-message, which have their own variance."

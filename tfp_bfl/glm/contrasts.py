@@ -1,4 +1,4 @@
-"""Sums of coefficients: their weights, and the joint test that several coefficients are 0."""
+"""Sums of coefficients: their weights, those of linear predictors, and the joint test that several are 0."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,6 +22,12 @@ def weights_of(names: Sequence[str], weights: Mapping[str, float] | np.ndarray) 
     if row.shape != (len(names),) or not np.all(np.isfinite(row)) or not np.any(row):
         raise InvalidArgument(f"weights must be {len(names)} finite numbers that are not all 0: {', '.join(names)}.")
     return row
+
+
+def spread(rows: np.ndarray, predictors: int) -> np.ndarray:
+    """Return a matrix for each row x [n, p]: from coefficients [p q] to linear predictors, x' (x) I [n, q, p q]."""
+    lifted = np.einsum("ij,ab->iajb", rows, np.eye(predictors))
+    return lifted.reshape(len(rows), predictors, -1)
 
 
 def wald(mean: np.ndarray, covariance: np.ndarray, degrees: float | None) -> dict[str, float]:

@@ -94,7 +94,7 @@ def client_sums(
     Source: Louis 1982; Pinheiro & Bates 1995 for adaptive quadrature.
     """
     z, factor, q = rows.design[:, layout.columns], layout.factor(parameters), layout.num_predictors
-    fixed, along = predictors(rows, parameters[: layout.num_coefficients]), z @ factor
+    fixed, along = predictors(rows, parameters[: layout.num_coefficients], family), z @ factor
     log_stddev = layout.log_stddev(parameters)
     terms = functools.partial(_terms, family, log_stddev)
     mode, root = _mode(functools.partial(terms, rows.outcome), fixed, along)

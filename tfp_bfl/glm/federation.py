@@ -8,8 +8,8 @@ import numpy as np
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm import cox, effects
-from tfp_bfl.glm.checks import check_resolution
-from tfp_bfl.glm.families import FAMILIES, Family
+from tfp_bfl.glm.checks import check_resolution, check_theta
+from tfp_bfl.glm.families import FAMILIES, NEGATIVE_BINOMIAL, Family
 from tfp_bfl.glm.rows import DesignRows, Rows
 from tfp_bfl.glm.sums import MOST_CLIENTS, Sums, client_sums, decode, encode, first_sums, pack, row_scores
 
@@ -65,7 +65,7 @@ class Federation(Protocol):
 
 
 def _first(rows: Rows, family: str, question: Question) -> np.ndarray:
-    return pack(*first_sums(rows, FAMILIES[family], question.points.shape[1] // rows.design.shape[1]))
+    return pack(*first_sums(rows, FAMILIES[family], question.points.shape[1]))
 
 
 def _sums(rows: Rows, family: str, question: Question) -> np.ndarray:
@@ -171,8 +171,8 @@ class InProcess:
         if secure_sums and len(table.clients) > MOST_CLIENTS:
             raise InvalidArgument(f"Secure sums are of at most {MOST_CLIENTS:,} clients, not {len(table.clients):,}.")
         self._clients, self._family = table.clients, family
-        # Of the coefficients: a column of classes has one for each of their predictors.
-        self.names = [name for name in table.names for _ in range(table.num_predictors)]
+        # Of the coefficients: a column of classes has one for each of their predictors. Further parameters are last.
+        self.names = [name for name in table.names for _ in range(table.num_predictors)] + [*table.further]
         self.num_clients, self.is_secure = len(table.clients), secure_sums
 
     def total(self, question: Question) -> np.ndarray:
@@ -211,7 +211,15 @@ class Work(NamedTuple):
 
 def of_family(federation: Federation, family: str) -> Work:
     """Return the messages for a family with a link; the first sums are those of working outcomes."""
-    ask = lambda coefficients, kind="sums": ask_sums(federation, Question(kind, coefficients))[0]
+
+    def ask(coefficients: np.ndarray, kind: str = "sums") -> Sums:
+        sums = ask_sums(federation, Question(kind, coefficients))[0]
+        if family == NEGATIVE_BINOMIAL:
+            check_theta(sums, coefficients[-1])
+            # Where the likelihood is not concave in log theta, a step must ascend too.
+            sums.information[-1, -1] = abs(sums.information[-1, -1])
+        return sums
+
     scores = functools.partial(ask_scores, federation)
     return Work(FAMILIES[family], ask, ask(np.zeros(len(federation.names)), "first"), scores)
 

@@ -8,13 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from tfp_bfl.errors import InvalidArgument, lookup, shown
-from tfp_bfl.glm import federation as asking
-from tfp_bfl.glm.checks import check_resolution, few_events, misfit
-from tfp_bfl.glm.families import FAMILIES
-from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums, check_columns
+from tfp_bfl.glm.estimation import estimate
+from tfp_bfl.glm.families import CANONICAL, FAMILIES, ORDINAL
+from tfp_bfl.glm.federation import Federation, InProcess
 from tfp_bfl.glm.hierarchical import Hierarchical, add_effects, layout_of, own_effect
 from tfp_bfl.glm.multinomial import check_size, effects_in_classes, in_classes, with_classes
-from tfp_bfl.glm.newton import expand, gaussian_of_sums, inverse, make_robust, maximise, residual_sum, solve
+from tfp_bfl.glm.newton import inverse, solve
 from tfp_bfl.glm.noisy_sums import fit_private
 from tfp_bfl.glm.posterior import CLIENTS, Model, Posterior, RowPrivacy
 from tfp_bfl.glm.priors import FITTED, FLAT, ask_columns, fit_priors
@@ -52,8 +51,12 @@ def fit(
     Each message brings every client the coefficients, and the server the sums of log likelihood, gradient [p] and
     information [p, p], for p coefficients. These are sums over rows, so that the result equals that of all rows in one
     place up to rounding, however the rows lie. The Gaussian family needs one message, the others five to ten. Links are
-    the canonical ones: identity, logit and log; for "cox" the partial likelihood with Efron's ties (`tfp_bfl.glm.cox`),
-    which has no intercept.
+    the canonical ones: identity, logit and log; the logarithm of "gamma" and "negative_binomial"; for "cox" the partial
+    likelihood with Efron's ties (`tfp_bfl.glm.cox`), which has no intercept. Further parameters of a family follow the
+    coefficients, with a flat prior: log theta of "negative_binomial", where a count of mean mu has the variance
+    mu + mu^2 / theta; of "ordinal" the cutpoints zeta_k, in place of an intercept:
+
+        log P(y <= k) / P(y > k) = zeta_k - x' b
 
     Args:
       clients: `data.Clients`, in the units of its table, or a list of (features [n, d], outcome [n]) of each client.
@@ -61,14 +64,16 @@ def fit(
         There are p = d + 1 coefficients, the intercept first; p = d for "cox". For "cox" the outcome is (time, event)
         [n, 2], with an event of 1, or 0 for a censored row; or (time, event, entry) [n, 3] for rows that are at risk
         at entry < t <= time.
-      family: "gaussian", "bernoulli", "poisson", "cox", or "multinomial" for numbers of classes from 0: each column has
-        a coefficient for each class but the first, of its difference from the first one.
+      family: "gaussian", "bernoulli", "poisson", "gamma", "negative_binomial", "cox"; "multinomial" for numbers of
+        classes from 0: each column has a coefficient for each class but the first, of its difference from the first
+        one; or "ordinal" for numbers of three or more ordered levels from 0: each column has one coefficient.
       prior_stddev: s of the Gaussian prior on each coefficient, with the intercept; None for a flat prior. Of classes,
         of the difference of any two of them.
       intercept_stddev: s of the intercept; None for `prior_stddev`, infinity for a flat prior.
       dispersion: the variance of a Gaussian outcome; None to estimate it by the maximum of the marginal likelihood,
-        RSS / (N - p) under a flat prior.
-      exposure: "poisson" only: of each client's rows [n]; its logarithm is added to the linear predictor.
+        RSS / (N - p) under a flat prior. Of a gamma outcome the variance over the squared mean; None to estimate it by
+        Pearson's statistic over N - p.
+      exposure: counts only: of each client's rows [n]; its logarithm is added to the linear predictor.
       offset: of each client's rows [n]: added to the linear predictor; not for "multinomial".
       weights: of each client's rows [n]: how often the row occurs, a whole number of at least 0.
       trials: "bernoulli" only: of each client's rows [n]; the outcome is then the number of events among them.
@@ -79,7 +84,7 @@ def fit(
         than that, maximum and curvature stay, with a warning. Gaussian outcomes need none.
       secure_sums: add the clients' sums in fixed point, as secure aggregation between sites does (`sums`). "cox" then
         needs stratified.
-      classes: "multinomial" only: names of the classes [C]; those of `data.Clients`, or their numbers, if None.
+      classes: "multinomial" and "ordinal": names of the classes [C]; those of `data.Clients` or their numbers if None.
       epsilon: "gaussian" only: differential privacy of each row, by noise that is added once to the sums of all rows;
         the posterior then includes the noise (`tfp_bfl.glm.noisy_sums`). None without noise.
       delta: of (epsilon, delta); None for 1e-5.
@@ -119,7 +124,7 @@ def fit(
         if robust:
             raise InvalidArgument("A robust variance needs a second message, which epsilon does not cover: give one.")
         return fit_private(table, model, privacy, secure_sums, seed)
-    posterior = _fit(federation, model)
+    posterior = estimate(federation, model, further=len(table.further))
     return in_classes(posterior, table.classes) if table.classes else posterior
 
 
@@ -179,7 +184,7 @@ def fit_hierarchical(
 
     Source: Pinheiro & Bates 2000, chapters 2 and 7.
     """
-    lookup(FAMILIES, family, "family of a hierarchical model")
+    lookup(CANONICAL, family, "family of a hierarchical model")
     is_fitted, of_effects = prior_stddev == FITTED, (random, between_stddev, restricted)
     if isinstance(prior_stddev, str) and not is_fitted:
         raise InvalidArgument(f"prior_stddev is {shown(prior_stddev)}, but must be a number or {FITTED!r}.")
@@ -212,7 +217,7 @@ def fit_hierarchical(
         groups = np.where(np.arange(len(table.names)) < num_given, 0, 1)
         groups[0] = FLAT
         groups = np.repeat(groups, table.num_predictors)
-        without = functools.partial(_fit, federation, model._replace(second_order=False))
+        without = functools.partial(estimate, federation, model._replace(second_order=False))
         with_effects = functools.partial(_fit_with_effects, federation, model)
         result = fit_priors(federation, model, groups, without, with_effects)
     else:
@@ -236,7 +241,7 @@ def _read(
         raise InvalidArgument(f"trials is for the family 'bernoulli', but the family is {model.family!r}.")
     if beside.offset is not None and model.family == "multinomial":
         raise InvalidArgument("offset is for families of one linear predictor, but the family is 'multinomial'.")
-    table = read(clients, FAMILIES.get(model.family), names, beside, intercept=model.family != "cox")
+    table = read(clients, FAMILIES.get(model.family), names, beside, intercept=model.family not in ("cox", ORDINAL))
     table = with_classes(table, clients, classes, model)
     check_size(table)
     if model.robust == CLIENTS and len(table.clients) < 2:
@@ -247,71 +252,12 @@ def _read(
 def fit_federation(federation: Federation, model: Model) -> Posterior | Hierarchical:
     """Fit a model to clients that answer questions, in this process or at sites; they keep their effects."""
     model.check()
-    return _fit_with_effects(federation, model) if model.random else _fit(federation, model)
+    return _fit_with_effects(federation, model) if model.random else estimate(federation, model)
 
 
 def _fit_with_effects(federation: Federation, model: Model, precision: np.ndarray | None = None) -> Hierarchical:
     layout = layout_of(federation, model)
-    return add_effects(federation, _fit(federation, model._replace(second_order=False), precision), model, layout)
-
-
-def _fit(federation: Federation, model: Model, precision: np.ndarray | None = None) -> Posterior:
-    """Fit a model without random effects; with a precision [p], of this prior."""
-    names, family = federation.names, model.family
-    precision = model.precision(names) if precision is None else precision
-    if family == "gaussian":
-        posterior = _gaussian(federation, precision, model.dispersion)
-        if not model.robust:
-            return posterior
-        scores = asking.ask_scores(federation, posterior.mean, model.robust)
-        return make_robust(posterior, model.robust, scores / posterior.dispersion**2)
-    of = asking.of_cox(federation, model.stratified) if family == "cox" else asking.of_family(federation, family)
-    check_columns(federation, of.first, precision)
-    maximum = maximise(of.ask, of.first, precision, names, of.messages)
-    sums = maximum.sums
-    posterior = Posterior(
-        names,
-        maximum.coefficients,
-        inverse(maximum.information),
-        family,
-        int(sums.num_rows),
-        int(sums.num_events),
-        federation.num_clients,
-        maximum.messages,
-        sums.log_likelihood,
-        precision,
-        warnings=[
-            *few_events(sums, of.family, len(precision)),
-            *([] if model.robust else misfit(sums, len(precision))),
-            *of.warnings(maximum.coefficients),
-        ],
-        sums=None if family == "cox" else sums,
-        sums_at=None if family == "cox" else maximum.sums_at,
-    )
-    if model.robust:
-        return make_robust(posterior, model.robust, of.scores(posterior.mean, model.robust))
-    if not model.second_order:
-        return posterior
-    moments = expand(of.ask, maximum.coefficients, maximum.information)
-    return dataclasses.replace(
-        posterior,
-        mean=moments.mean,
-        covariance=moments.covariance,
-        messages=maximum.messages + moments.messages,
-        warnings=[*posterior.warnings, *moments.warnings],
-        # A revision would go back to maximum and curvature.
-        sums=None,
-        sums_at=None,
-    )
-
-
-def _gaussian(federation: Federation, precision: np.ndarray, dispersion: float | None) -> Posterior:
-    sums = ask_sums(federation, Question("sums", np.zeros(len(precision))))[0]
-    check_columns(federation, sums, precision)
-    posterior = gaussian_of_sums(sums, precision, dispersion, federation.names)
-    if federation.is_secure:
-        check_resolution(np.array([residual_sum(sums, posterior.mean)]), ["The outcome"], federation.num_clients)
-    return dataclasses.replace(posterior, num_clients=federation.num_clients)
+    return add_effects(federation, estimate(federation, model._replace(second_order=False), precision), model, layout)
 
 
 class OneMessage(NamedTuple):
@@ -357,14 +303,14 @@ def one_message(
 
     Source: Jonker, Pazira & Coolen 2024 (BFI).
     """
-    lookup(FAMILIES, family, "family of one message")
+    lookup(CANONICAL, family, "family of one message")
     model = Model(family, prior_stddev, intercept_stddev)
     model.check(exposure)
     table, federation = _read(clients, model, names, Beside(exposure, offset), False, classes)
     own = []
     for number, rows in enumerate(table.clients):
         try:
-            own.append(_fit(InProcess(table._replace(clients=[rows]), family), model))
+            own.append(estimate(InProcess(table._replace(clients=[rows]), family), model))
         except InvalidArgument as error:
             name = client_names[number] if client_names else number
             raise InvalidArgument(f"Client {name} can't be fitted alone: {error}") from None
@@ -390,5 +336,5 @@ def one_message(
     posterior, own = of_classes(posterior), list(map(of_classes, own))
     if not compare:
         return OneMessage(posterior, own, None, None)
-    exact = of_classes(_fit(federation, model))
+    exact = of_classes(estimate(federation, model))
     return OneMessage(posterior, own, exact, (posterior.mean - exact.mean) / exact.stddev)

@@ -9,11 +9,12 @@ import numpy as np
 from tfp_bfl.data.names import canonical
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
 from tfp_bfl.glm.checks import few_events
+from tfp_bfl.glm.contrasts import spread
 from tfp_bfl.glm.effects import Effect, EffectsLayout, client_sums
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import Federation, Question, ask_sums, check_columns
 from tfp_bfl.glm.newton import expand, inverse, maximise
-from tfp_bfl.glm.posterior import Model, Posterior, Satterthwaite, spread
+from tfp_bfl.glm.posterior import Model, Posterior, Satterthwaite
 from tfp_bfl.glm.quadrature import MOST_DIMENSIONS
 from tfp_bfl.glm.random_features import Features, RandomFeatures
 from tfp_bfl.glm.restricted import DIFFERENCE, Restricted, Scaled, is_flat, units_of

@@ -1,4 +1,4 @@
-"""More than two classes: their names, and coefficients as differences from the first class.
+"""More than two classes: their names, also of ordered ones, and coefficients as differences from the first class.
 
 A fit has the coordinates of `families.contrasts`, in which the prior is the same for each predictor; a result has
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from tfp_bfl.data import Clients
 from tfp_bfl.errors import InvalidArgument, shown
-from tfp_bfl.glm.families import contrasts
+from tfp_bfl.glm.families import FAMILIES, ORDINAL, contrasts
 from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.posterior import Model, Posterior
 from tfp_bfl.glm.rows import INTERCEPT, DesignRows, Given
@@ -26,35 +26,43 @@ _MOST_COEFFICIENTS = 2500
 
 
 def with_classes(table: DesignRows, clients: Given, names: Sequence[str] | None, model: Model) -> DesignRows:
-    """Return the table with the names of its classes, those given or of the data; numbers from 0 if None.
+    """Return the table with the names of its classes, those given or of the data, numbers from 0 if None, and of the
+    further parameters.
 
-    A class without rows is refused if its intercept has a flat prior.
+    A class without rows is refused if its intercept has a flat prior, as cutpoints have.
     """
-    if model.family != FAMILY:
+    further = FAMILIES[model.family].further if model.family in FAMILIES else None
+    if model.family not in (FAMILY, ORDINAL):
         if names is not None:
-            raise InvalidArgument(f"classes is for the family {FAMILY!r}, but the family is {model.family!r}.")
-        return table
+            raise InvalidArgument(
+                f"classes is for the families {FAMILY} and {ORDINAL}, but the family is {model.family!r}."
+            )
+        return table._replace(further=further(())) if further else table
     labels = np.concatenate([rows.outcome for rows in table.clients]).astype(np.int64)
     if names is None and isinstance(clients, Clients) and clients.source.target is None:
         names = clients.source.class_names
     classes = tuple(map(str, range(np.max(labels) + 1) if names is None else names))
     if len(classes) < 2 or len({*classes}) < len(classes):
         raise InvalidArgument(f"There must be two or more different classes, not {shown(classes)}.")
+    if model.family == ORDINAL and len(classes) == 2:
+        raise InvalidArgument(f"An ordinal outcome has three or more levels, not {shown(classes)}: use 'bernoulli'.")
     if np.max(labels) >= len(classes):
         raise InvalidArgument(f"A row has the class {np.max(labels)}, but there are {len(classes)}, numbered from 0.")
     counts = np.bincount(labels, minlength=len(classes))
-    if np.any(counts == 0) and not model.precision([INTERCEPT])[0]:
+    if np.any(counts == 0) and (further or not model.precision([INTERCEPT])[0]):
         name = classes[int(np.argmin(counts))]
+        if further:
+            raise InvalidArgument(f"No row is of the level {name!r}, so that it has no cutpoints: leave the level out.")
         raise InvalidArgument(
             f"No row is of the class {name!r}, and the prior of its intercept is flat: leave the class out, or give "
             "intercept_stddev or prior_stddev as a number."
         )
-    return table._replace(classes=classes)
+    return table._replace(classes=classes, further=further(classes) if further else ())
 
 
 def check_size(table: DesignRows) -> None:
     """Refuse more coefficients than fit into the messages."""
-    size = len(table.names) * table.num_predictors
+    size = len(table.names) * table.num_predictors + len(table.further)
     if table.classes and size > _MOST_COEFFICIENTS:
         raise InvalidArgument(
             f"{len(table.names):,} columns and {len(table.classes):,} classes have {size:,} coefficients, and each "
@@ -64,7 +72,12 @@ def check_size(table: DesignRows) -> None:
 
 
 def in_classes(posterior: Posterior, classes: Sequence[str]) -> Posterior:
-    """Return the posterior of the differences from the first class; its sums keep the coordinates of the fit."""
+    """Return the posterior of the differences from the first class; its sums keep the coordinates of the fit.
+
+    That of an ordinal outcome has the names of its levels beside it.
+    """
+    if posterior.family == ORDINAL:
+        return dataclasses.replace(posterior, classes=tuple(classes))
     lift = _lift(len(posterior.names), len(classes) - 1)
     columns = posterior.names[:: len(classes) - 1]
     return dataclasses.replace(

@@ -23,6 +23,8 @@ Ask = Callable[[np.ndarray], Sums]
 # The squared distance to the maximum, in posterior standard deviations, at which the last step is taken.
 _TOLERANCE, _FLAT_TOLERANCE = 1e-13, 1e-10
 MOST_MESSAGES = 25
+# Of further parameters in a step: logarithms and logits.
+_LONGEST = 2.0
 # A change of the log posterior that rounding explains.
 _ROUNDING = 1e-12
 # The squared length of a step, in posterior standard deviations, after which the value may fall by quadrature's error
@@ -94,6 +96,7 @@ def maximise(
     names: Sequence[str],
     messages: int = 1,
     start: np.ndarray | None = None,
+    further: int = 0,
 ) -> Maximum:
     """Find the maximum of sum_k log p(y_k | b) - sum_j precision_j b_j^2 / 2.
 
@@ -110,6 +113,7 @@ def maximise(
       names: of the coefficients, for errors.
       messages: how many were sent before.
       start: the first coefficients [p]; None for the least squares of `first`.
+      further: the number of the last parameters, which are no coefficients and change by at most 2 in a step.
     """
     prior = np.diag(precision)
     most, tolerance, has_effects = messages + MOST_MESSAGES, _TOLERANCE, start is not None
@@ -128,6 +132,7 @@ def maximise(
         falls = value <= best - _ROUNDING * abs(best)
         if is_finite and (not falls or (has_effects and decrement < _NEAR)):
             step = _step(information, gradient)
+            step = step / max(1.0, np.max(np.abs(step[len(step) - further :]), initial=0.0) / _LONGEST)
             length = abs(gradient @ step)
             if not falls or length < decrement:
                 previous, best, decrement = coefficients, value, length
@@ -141,7 +146,7 @@ def maximise(
         coefficients = (coefficients + previous) / 2
     if np.any(precision > 0) and np.all(precision > 0):
         raise InvalidArgument(f"Newton's steps did not converge in {messages} messages: rescale the columns.")
-    raise separating(previous, first, names, is_constant=sums.num_events in (0, sums.num_rows))
+    raise separating(previous, first, names[: len(names) - further], is_constant=sums.num_events in (0, sums.num_rows))
 
 
 class MomentExpansion(NamedTuple):
@@ -228,13 +233,18 @@ def residual_sum(sums: Sums, mean: np.ndarray) -> float:
     return max(float(-2 * sums.log_likelihood - 2 * mean @ sums.gradient + mean @ sums.information @ mean), 0.0)
 
 
-def _estimated_dispersion(sums: Sums, precision: np.ndarray) -> tuple[float, float]:
-    """Estimate the dispersion, and the degrees of freedom N - gamma."""
-    if sums.num_rows <= len(precision):
+def check_rows(sums: Sums, num_coefficients: int) -> None:
+    """Refuse an estimate of the dispersion from no more rows than coefficients."""
+    if sums.num_rows <= num_coefficients:
         raise InvalidArgument(
-            f"There are {sums.num_rows:g} rows for {len(precision)} coefficients: give dispersion, the variance of "
+            f"There are {sums.num_rows:g} rows for {num_coefficients} coefficients: give dispersion, the variance of "
             "the outcome, or more rows."
         )
+
+
+def _estimated_dispersion(sums: Sums, precision: np.ndarray) -> tuple[float, float]:
+    """Estimate the dispersion, and the degrees of freedom N - gamma."""
+    check_rows(sums, len(precision))
     variance, degrees = -2 * sums.log_likelihood / sums.num_rows or 1.0, sums.num_rows
     for _ in range(_DISPERSION_STEPS):
         information = sums.information / variance + np.diag(precision)

@@ -11,10 +11,14 @@ from tfp_bfl.data.columns import Columns, Troubles
 from tfp_bfl.data.encoding import Feature, read_features
 from tfp_bfl.data.names import as_category, canonical, is_nothing, natural, value
 from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.glm.families import NEGATIVE_BINOMIAL, ORDINAL
 
 # The value of two that is an event, where they are text.
 _YES = ("y", "yes", "true", "t", "1")
 _MOST_CLASSES = 100
+# Families of which each value of the outcome is a class.
+_OF_CLASSES = ("multinomial", ORDINAL)
+_COUNTS = ("poisson", NEGATIVE_BINOMIAL)
 # Fields of an outcome with a column beside its own.
 BESIDE = ("event", "exposure", "entry", "offset", "weights", "trials")
 
@@ -40,7 +44,7 @@ class Outcome(NamedTuple):
         """The column of which some values are an event, or each is a class; None without one."""
         if self.trials:
             return None
-        return {"cox": self.event, "bernoulli": self.column, "multinomial": self.column}.get(self.family)
+        return {"cox": self.event, **dict.fromkeys(("bernoulli", *_OF_CLASSES), self.column)}.get(self.family)
 
     @property
     def reserved(self) -> list[str]:
@@ -53,8 +57,8 @@ class Outcome(NamedTuple):
             raise InvalidArgument("--event names the column with the event, for the family cox and no other.")
         if self.event_values and self.family not in ("bernoulli", "cox"):
             raise InvalidArgument(f"--event-value is for bernoulli and cox, but the family is {self.family}.")
-        if self.exposure and self.family != "poisson":
-            raise InvalidArgument(f"--exposure is for poisson, but the family is {self.family}.")
+        if self.exposure and self.family not in _COUNTS:
+            raise InvalidArgument(f"--exposure is for {' and '.join(_COUNTS)}, but the family is {self.family}.")
         for option, family in (("entry", "cox"), ("trials", "bernoulli")):
             if getattr(self, option) and self.family != family:
                 raise InvalidArgument(f"--{option} is for {family}, but the family is {self.family}.")
@@ -82,7 +86,7 @@ def read_outcome(table: Columns, outcome: Outcome, where: str, events: Sequence[
     cells = table[name].categories
     found = list(find_events(cells, name, outcome, where) if events is None else events)
     of_value = {x: number for number, x in enumerate(found)}
-    values = [of_value[x] if x else 0 for x in cells] if outcome.family == "multinomial" else np.isin(cells, found)
+    values = [of_value[x] if x else 0 for x in cells] if outcome.family in _OF_CLASSES else np.isin(cells, found)
     event = np.where(cells == "", np.nan, values)
     if outcome.event is None:
         return event
@@ -110,17 +114,19 @@ def are_filled(values: np.ndarray, beside: Mapping[str, np.ndarray]) -> np.ndarr
 
 
 def check_outcome(values: np.ndarray, outcome: Outcome, where: str) -> None:
-    """Refuse counts (of `read_outcome`) that are no whole numbers of at least 0, and times that are not above 0 or not
-    after the entry.
+    """Refuse counts (of `read_outcome`) that are no whole numbers of at least 0, gamma outcomes that are not above 0,
+    and times that are not above 0 or not after the entry.
     """
     numbers = values[:, 0] if outcome.family == "cox" else values
     if outcome.family == "cox":
         wrong, requirement = numbers <= 0, "times above 0"
         if outcome.entry and not np.any(wrong):
             wrong, requirement = values[:, 2] >= numbers, f"times after those of {shown(outcome.entry)}"
-    elif outcome.family == "poisson":
+    elif outcome.family == "gamma":
+        wrong, requirement = numbers <= 0, "numbers above 0 for the family gamma"
+    elif outcome.family in _COUNTS:
         wrong = (numbers < 0) | (numbers != np.round(numbers))
-        requirement = "counts (0, 1, 2, ...) for the family poisson"
+        requirement = f"counts (0, 1, 2, ...) for the family {outcome.family}"
     else:
         return
     rows = np.flatnonzero(wrong & ~np.isnan(numbers))
@@ -134,7 +140,7 @@ def check_outcome(values: np.ndarray, outcome: Outcome, where: str) -> None:
 def find_events(cells: np.ndarray, name: str, outcome: Outcome, where: str) -> Sequence[str]:
     """Find the values that are an event: those given, else the larger of two numbers, or the one that says yes.
 
-    For classes all values, in natural order.
+    For classes all values, in natural order, which is also that of ordered levels.
     """
     found = sorted(set(cells.tolist()) - {""}, key=natural)
     if not found:
@@ -144,11 +150,13 @@ def find_events(cells: np.ndarray, name: str, outcome: Outcome, where: str) -> S
             f"The column {shown(name)} of {where} holds {shown(nothing)}, which is no outcome: empty the cells that "
             "stand for a missing value."
         )
-    if outcome.family == "multinomial":
-        if not 2 <= len(found) <= _MOST_CLASSES:
+    if outcome.family in _OF_CLASSES:
+        least = 3 if outcome.family == ORDINAL else 2
+        if not least <= len(found) <= _MOST_CLASSES:
+            other = "use the family bernoulli" if len(found) == 2 else "name another outcome, or another family"
             raise InvalidArgument(
-                f"The column {shown(name)} of {where} holds {len(found)} values, but classes must be 2 to "
-                f"{_MOST_CLASSES}: name another outcome, or another family."
+                f"The column {shown(name)} of {where} holds {len(found)} values, but classes must be {least} to "
+                f"{_MOST_CLASSES}: {other}."
             )
         return found
     events = [as_category(event) for event in outcome.event_values]
@@ -179,8 +187,10 @@ def note_event(table: Columns, outcome: Outcome, where: str) -> list[str]:
         return []
     cells = table[name].categories
     events = find_events(cells, name, outcome, where)
-    if outcome.family == "multinomial":
+    if outcome.family in _OF_CLASSES:
         counts = ", ".join(f"{x} ({np.sum(cells == x):,})" for x in events)
+        if outcome.family == ORDINAL:
+            return [f"Levels of {name} in ascending order: {counts}. If the order is another, number them."]
         return [f"Classes of {name}: {counts}. Reference: {events[0]}."]
     count = int(np.sum(np.isin(cells, list(events))))
     return [f"Event: {name} = {', '.join(events)} ({count:,} of {int(np.sum(cells != '')):,} rows)."]

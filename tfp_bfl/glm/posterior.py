@@ -3,30 +3,23 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
 from tfp_bfl.errors import InvalidArgument, check_delta, check_number, lookup, shown
-from tfp_bfl.glm.contrasts import wald, weights_of
-from tfp_bfl.glm.families import FAMILIES
-from tfp_bfl.glm.quadrature import grid
+from tfp_bfl.glm.contrasts import spread, wald, weights_of
+from tfp_bfl.glm.families import CANONICAL, FAMILIES, NEGATIVE_BINOMIAL, ORDINAL
+from tfp_bfl.glm.quadrature import predictive_grid, regular
 from tfp_bfl.glm.rows import INTERCEPT
 from tfp_bfl.glm.sums import Sums
 
-# Along each dimension of linear predictors; with more dimensions there is one rule alone.
-_NODES = {1: 40, 2: 20, 3: 11}
-# Of Cholesky's factor: relative, and of a variance of 0.
-_JITTER, _LEAST = 1e-13, 1e-200
 _MOST_DEGREES = 1e6
 # What the scores of a robust variance are of.
 ROWS, CLIENTS = "rows", "clients"
 # The name of the outcome among bounds.
 OUTCOME = "outcome"
-
-
-Array = TypeVar("Array", np.ndarray, Any)
 
 
 class Model(NamedTuple):
@@ -54,14 +47,21 @@ class Model(NamedTuple):
         for name, stddev in (*stddevs, ("dispersion", self.dispersion)):
             if stddev is not None and (stddev != math.inf or name == "dispersion"):
                 check_number(stddev, name)
-        given = {
-            "dispersion": (self.dispersion is not None, "gaussian"),
-            "stratified": (self.stratified, "cox"),
-            "exposure": (exposure is not None, "poisson"),
+        given: dict[str, tuple[bool, tuple[str, ...]]] = {
+            "dispersion": (self.dispersion is not None, ("gaussian", "gamma")),
+            "stratified": (self.stratified, ("cox",)),
+            "exposure": (exposure is not None, ("poisson", NEGATIVE_BINOMIAL)),
+            "second_order": (self.second_order, (*CANONICAL, "cox")),
         }
-        for name, (is_given, family) in given.items():
-            if is_given and self.family != family:
-                raise InvalidArgument(f"{name} is for the family {family!r}, but the family is {self.family!r}.")
+        for name, (is_given, families) in given.items():
+            if is_given and self.family not in families:
+                of = f"family {families[0]!r}" if len(families) == 1 else f"families {', '.join(families)}"
+                raise InvalidArgument(f"{name} is for the {of}, but the family is {self.family!r}.")
+        if self.family == ORDINAL and self.intercept_stddev is not None:
+            raise InvalidArgument(
+                "An ordinal model has cutpoints in place of an intercept, which have a flat prior: leave "
+                "intercept_stddev out."
+            )
 
     @property
     def is_restricted(self) -> bool:
@@ -157,7 +157,7 @@ class Posterior:
     coefficients, differences from the first class: those of the first column, then of the second, and so on.
 
     Attributes:
-      names: of the coefficients [p].
+      names: of the coefficients, and after them of further parameters [p].
       mean: the maximum of the posterior [p].
       covariance: the inverse of the information there [p, p].
       family: the name of the outcome's distribution.
@@ -165,7 +165,7 @@ class Posterior:
       num_clients: the number of clients.
       messages: the number of messages that each client received.
       log_likelihood: at the mean.
-      dispersion: the variance of a Gaussian outcome; 1 for others.
+      dispersion: the variance of a Gaussian outcome, or of a gamma outcome over its squared mean; 1 for others.
       precision: of the prior [p].
       warnings: sentences on what may be wrong with the fit.
       sums: of all clients at the coefficients `sums_at`, by which clients join and leave (`revise`); None for "cox".
@@ -173,7 +173,7 @@ class Posterior:
       given_dispersion: the dispersion that `fit` was given; None where it was estimated.
       degrees_of_freedom: of Student's t, a number or one for each coefficient [p]; None for normal intervals.
       satterthwaite: from which those of `degrees_at` follow, with restricted maximum likelihood; otherwise None.
-      classes: the names of the classes ("multinomial") [C].
+      classes: the names of the classes ("multinomial", "ordinal") [C].
       privacy: differential privacy of each row; None without.
       robust: what the scores of a robust covariance are of, "rows" or "clients"; None for the inverse information.
     """
@@ -202,13 +202,20 @@ class Posterior:
     @property
     def num_predictors(self) -> int:
         """The number q of linear predictors of a row: 1, or one less than the classes."""
-        return max(1, len(self.classes) - 1)
+        return 1 if self.further else max(1, len(self.classes) - 1)
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """The names of the last parameters, which are no coefficients: log theta, or cutpoints."""
+        names = FAMILIES[self.family].further if self.family in FAMILIES else None
+        return names(self.classes) if names else ()
 
     @property
     def columns(self) -> list[str]:
         """The names of the columns of the design, the intercept first if there is one."""
-        suffix = f": {self.classes[1]}" if self.classes else ""
-        return [name.removesuffix(suffix) for name in self.names[:: self.num_predictors]]
+        suffix = f": {self.classes[1]}" if self.classes and not self.further else ""
+        names = self.names[: len(self.names) - len(self.further) : self.num_predictors]
+        return [name.removesuffix(suffix) for name in names]
 
     @property
     def stddev(self) -> np.ndarray:
@@ -248,7 +255,7 @@ class Posterior:
                 "to": high,
             }
             if self.ratio:
-                has_none = name.partition(":")[0] == INTERCEPT
+                has_none = self._has_no_ratio(name)
                 of = lambda x, has_none=has_none: "" if has_none else float(np.exp(x))
                 row |= {self.ratio: of(mean), f"{self.ratio}, {percent} from": of(low), f"{self.ratio}, to": of(high)}
             rows.append(row | ({"df": df} if has_t else {}))
@@ -278,7 +285,7 @@ class Posterior:
         found = {"mean": mean, "sd": stddev, "low": mean - half, "high": mean + half}
         if not self.ratio:
             return found
-        has_none = any(w and name.partition(":")[0] == INTERCEPT for name, w in zip(self.names, row))
+        has_none = any(w and self._has_no_ratio(name) for name, w in zip(self.names, row))
         of = lambda x: None if has_none else float(np.exp(x))
         ends = {f"{self.ratio}, {end}": of(found[end]) for end in ("low", "high")}
         return {**found, self.ratio: of(mean), **ends}
@@ -299,6 +306,9 @@ class Posterior:
                 "A joint test of a restricted fit is not available: give one name, or fit another way."
             )
         return wald(rows @ self.mean, rows @ self.covariance @ rows.T, self._degrees(rows[0]))
+
+    def _has_no_ratio(self, name: str) -> bool:
+        return name.partition(":")[0] == INTERCEPT or name in self.further
 
     def _degrees(self, row: np.ndarray) -> float | None:
         """Return the degrees of freedom of Student's t for c' b; None for the normal distribution."""
@@ -322,7 +332,12 @@ class Posterior:
 
         An interval is mean +- q stddev, q the quantile of Student's t with `degrees_at`, or of the normal for None.
         """
-        return self.without_axis(*self.law(spread(self.design(features), self.num_predictors)))
+        return self.without_axis(*self.law(self._along(features)))
+
+    def _along(self, features: np.ndarray) -> np.ndarray:
+        """Return the A_i by which all parameters become the linear predictors of each row [n, q, p]."""
+        along = spread(self.design(features), self.num_predictors)
+        return np.pad(along, ((0, 0), (0, 0), (0, len(self.further))))
 
     def law(self, along: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Compute mean [n, q] and covariance [n, q, q] of A_i b, for the A_i of each row [n, q, p q]."""
@@ -331,7 +346,7 @@ class Posterior:
     def without_axis(self, centre: np.ndarray, covariance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and standard deviation of linear predictors [n, q], or [n] if a row has one and no classes."""
         stddev = np.sqrt(np.diagonal(covariance, axis1=1, axis2=2))
-        return (centre, stddev) if self.classes else (centre[:, 0], stddev[:, 0])
+        return (centre, stddev) if self.classes and not self.further else (centre[:, 0], stddev[:, 0])
 
     def mean_at(self, centre: np.ndarray, covariance: np.ndarray) -> np.ndarray:
         """Compute the mean of the outcome [n], or the probabilities of classes [n, C], by those of the predictors."""
@@ -356,24 +371,13 @@ class Posterior:
 
             E[g^-1(x' b)],   b ~ N(mean, covariance),   by Gauss-Hermite quadrature of 40 nodes
         """
-        return self.mean_at(*self.law(spread(self.design(features), self.num_predictors)))
-
-
-def spread(rows: np.ndarray, predictors: int) -> np.ndarray:
-    """Return a matrix for each row x [n, p]: from coefficients [p q] to linear predictors, x' (x) I [n, q, p q]."""
-    lifted = np.einsum("ij,ab->iajb", rows, np.eye(predictors))
-    return lifted.reshape(len(rows), predictors, -1)
-
-
-def predictive_grid(dimensions: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return nodes of N(0, I) and their weights, for predictions, [Q, D] and [Q]."""
-    points, logs = grid(dimensions, _NODES.get(dimensions, 0))
-    return points, np.exp(logs)
-
-
-def regular(covariance: Array) -> Array:
-    """Return covariances [n, q, q] of NumPy or TensorFlow that have Cholesky's factor: given ones may be singular."""
-    return covariance * (1 + _JITTER * np.eye(covariance.shape[-1])) + _LEAST * np.eye(covariance.shape[-1])
+        along = self._along(features)
+        if not self.classes or not self.further:
+            return self.mean_at(*self.law(along))
+        # The logits of y <= k.
+        centre, covariance = self.law(np.eye(len(self.mean))[-len(self.further) :] - along)
+        below = mean_outcome("bernoulli", centre, np.sqrt(np.diagonal(covariance, axis1=1, axis2=2)))
+        return np.diff(below, axis=1, prepend=0.0, append=1.0)
 
 
 def quantile(level: float, degrees_of_freedom: float | np.ndarray | None = None) -> Any:
@@ -390,7 +394,7 @@ def mean_of(family: str) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def mean_outcome(family: str, centre: np.ndarray, stddev: np.ndarray) -> np.ndarray:
-    """Compute the mean of the outcome where the linear predictor is N(centre, stddev^2) [n]."""
+    """Compute the mean of the outcome where the linear predictor is N(centre, stddev^2), elementwise."""
     nodes, weights = predictive_grid(1)
-    values: np.ndarray = mean_of(family)(centre[:, np.newaxis] + stddev[:, np.newaxis] * nodes[:, 0])
+    values: np.ndarray = mean_of(family)(centre[..., np.newaxis] + stddev[..., np.newaxis] * nodes[:, 0])
     return values @ weights

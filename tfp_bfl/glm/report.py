@@ -16,7 +16,7 @@ from tfp_bfl.files.writing import write_bytes
 from tfp_bfl.glm.agreement import CATEGORY
 from tfp_bfl.glm.checks import check_determined, misfit
 from tfp_bfl.glm.design import Design, encode
-from tfp_bfl.glm.families import FAMILIES
+from tfp_bfl.glm.families import DISPERSED, FAMILIES, NEGATIVE_BINOMIAL
 from tfp_bfl.glm.fitting import fit
 from tfp_bfl.glm.given import read_archive
 from tfp_bfl.glm.hierarchical import Hierarchical
@@ -50,7 +50,7 @@ def headline(posterior: Posterior) -> str:
     """Return a line with family, rows, events, clients and messages."""
     clients = f"{posterior.num_clients:,} client{'s' if posterior.num_clients > 1 else ''}"
     messages = f"{posterior.messages} message{'s' if posterior.messages > 1 else ''} to each"
-    events = "" if posterior.family == "gaussian" else f", {posterior.events:,} events"
+    events = "" if posterior.family in DISPERSED else f", {posterior.events:,} events"
     events = f", {len(posterior.classes)} classes" if posterior.classes else events
     return f"{posterior.family}: {posterior.count:,} rows{events}, {clients}, {messages}"
 
@@ -68,10 +68,15 @@ def private_notes(posterior: Posterior, notes: Sequence[str]) -> list[str]:
 
 
 def standard_deviations(result: Result) -> list[str]:
-    """Return lines with the standard deviations of residuals and between clients."""
+    """Return lines with the dispersion of the outcome, and the standard deviations between clients."""
     lines, posterior = [], posterior_of(result)
     if posterior.family == "gaussian":
         lines.append(f"Residual sd: {np.sqrt(posterior.dispersion):.4g}.")
+    elif posterior.family == "gamma":
+        lines.append(f"Dispersion (variance over squared mean): {posterior.dispersion:.4g}.")
+    elif posterior.family == NEGATIVE_BINOMIAL:
+        theta = np.exp(posterior.mean[-1])
+        lines.append(f"Theta: {theta:.4g}, sd {theta * posterior.stddev[-1]:.4g}.")
     if isinstance(result, Hierarchical):
         of = ", ".join(f"{name} {sd:.4g}" for name, sd in zip(result.random, result.between_stddev))
         lines.append(f"Sd between clients: {of}.")
@@ -92,7 +97,7 @@ def checks(posterior: Posterior) -> list[tuple[str, str]]:
     """Return the name and the outcome of each check that a fit has passed, or of which it warns."""
     size, family = len(posterior.names), posterior.family
     limit = FAMILIES["poisson" if family == "cox" else family].limit(posterior.count, posterior.events)
-    what = "rows" if family == "gaussian" else "events"
+    what = "rows" if family in DISPERSED else "events"
     rows = [(f"{what} for each coefficient", f"{limit / size:.3g}; ten or more are recommended")]
     has_prior = bool(np.all(posterior.precision > 0))
     determined = "the prior determines all coefficients" if has_prior else "the rows determine all coefficients"
@@ -102,7 +107,7 @@ def checks(posterior: Posterior) -> list[tuple[str, str]]:
         i, j = divmod(int(np.argmax(np.abs(correlation))), size)
         pair = f"{posterior.names[i]} and {posterior.names[j]}"
         rows.append(("largest posterior correlation", f"{correlation[i, j]:.2f}, of {pair}"))
-    if family != "gaussian":
+    if family not in DISPERSED:
         found = "the prior bounds coefficients that separate" if has_prior else "none: the likelihood has a maximum"
         rows.append(("separation", found))
     if family == "poisson" and posterior.sums is not None and posterior.count > size:

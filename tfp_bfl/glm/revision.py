@@ -9,7 +9,7 @@ import numpy as np
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm.checks import few_events, misfit
-from tfp_bfl.glm.families import FAMILIES
+from tfp_bfl.glm.families import CANONICAL, FAMILIES
 from tfp_bfl.glm.multinomial import in_classes, with_classes
 from tfp_bfl.glm.newton import gaussian_of_sums, inverse, solve
 from tfp_bfl.glm.posterior import Model, Posterior
@@ -85,7 +85,7 @@ def revise_by_sums(posterior: Posterior, parts: Sequence[tuple[Sums, int, int]])
     if posterior.sums is None or posterior.sums_at is None:
         raise InvalidArgument(
             "This posterior has no sums by which clients join and leave: it must come from fit without second_order, "
-            "robust and epsilon, and not be of family 'cox', with sums over risk sets of all clients. Fit anew."
+            f"robust and epsilon, of a family among {', '.join(CANONICAL)}. Fit anew."
         )
     sums, clients, is_share = posterior.sums, posterior.num_clients, posterior.family in ("bernoulli", "multinomial")
     for own, sign, number in parts:

@@ -8,7 +8,7 @@ import numpy as np
 from tfp_bfl.data import Clients, Source
 from tfp_bfl.data.names import canonical, value
 from tfp_bfl.errors import InvalidArgument, shown
-from tfp_bfl.glm.families import Family
+from tfp_bfl.glm.families import ORDINAL, Family
 
 INTERCEPT = "(intercept)"
 # Of all clients, for each of which weights and trials stand.
@@ -58,16 +58,19 @@ NOTHING = Beside()
 
 
 class DesignRows(NamedTuple):
-    """The rows of all clients, the names of the columns of the design [p], and of the classes ("multinomial") [C]."""
+    """The rows of all clients, and the names of the columns of the design [p], of the classes ("multinomial" and
+    "ordinal") [C], and of the further parameters of the family.
+    """
 
     clients: list[Rows]
     names: list[str]
     classes: tuple[str, ...] = ()
+    further: tuple[str, ...] = ()
 
     @property
     def num_predictors(self) -> int:
         """The number of linear predictors of a row."""
-        return max(1, len(self.classes) - 1)
+        return 1 if self.further else max(1, len(self.classes) - 1)
 
 
 def read(
@@ -134,7 +137,7 @@ def _outcome(source: Source, family: Family | None) -> np.ndarray:
     """
     if source.target is not None:
         return np.asarray(source.labels, np.float64) * source.target.scale + source.target.mean
-    if family is not None and family.name == "multinomial":
+    if family is not None and family.name in ("multinomial", ORDINAL):
         return np.asarray(source.labels, np.float64)
     values = [value(name) for name in source.class_names]
     is_binary = family is not None and family.name == "bernoulli"

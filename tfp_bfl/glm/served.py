@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import begun
-from tfp_bfl.glm.posterior import predictive_grid, regular
+from tfp_bfl.glm.quadrature import predictive_grid, regular
 from tfp_bfl.glm.random_features import RandomFeatures
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ Sums of squares must then be at least K 2^-61 / 1e-6, for K clients, to be right
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +42,7 @@ class Sums(NamedTuple):
       num_rows, num_events: the number of rows, and of events, such as deaths.
       log_likelihood, gradient, information: a number, [p] and [p, p].
       pearson: of counts, Pearson's statistic sum_i (y_i - mu_i)^2 / mu_i and sum_i 1 / mu_i, which its variance needs;
-        0 of other outcomes [2].
+        of gamma outcomes sum_i (y_i - mu_i)^2 / mu_i^2 and sum_i log y_i; 0 of other outcomes [2].
     """
 
     num_rows: float
@@ -83,33 +83,43 @@ def unpack(numbers: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.nd
 def client_sums(rows: Rows, coefficients: np.ndarray, family: Family) -> Sums:
     """Compute the sums of one client at coefficients b [p], with a dispersion of 1.
 
-    With q predictors of a row, b has q coefficients of the first column, q of the second, and so on.
+    With q predictors of a row, b has q coefficients of the first column, q of the second, and so on; further
+    parameters come last.
     """
-    terms = family.terms(predictors(rows, coefficients), rows.outcome)
-    return _sums(rows, family, terms, terms.score, _pearson(terms) if family.is_count else NO_PEARSON)
+    terms = family.terms(predictors(rows, coefficients, family), rows.outcome)
+    pearson = _pearson(terms, rows.outcome, family.pearson) if family.pearson else NO_PEARSON
+    return _sums(rows, family, terms, terms.score, pearson)
 
 
 def row_scores(rows: Rows, coefficients: np.ndarray, family: Family) -> np.ndarray:
-    """Compute the gradient of each row's log likelihood by the coefficients [n, p], with a dispersion of 1."""
-    terms = family.terms(predictors(rows, coefficients), rows.outcome)
+    """Compute the gradient of each row's log likelihood by the parameters [n, p], with a dispersion of 1."""
+    terms = family.terms(predictors(rows, coefficients, family), rows.outcome)
+    if family.further:
+        return np.column_stack([rows.design * terms.score[:, :1], terms.score[:, 1:]])
     scores: np.ndarray = np.einsum("ij,ia->ija", rows.design, terms.score).reshape(len(rows.design), -1)
     return scores
 
 
-def first_sums(rows: Rows, family: Family, num_predictors: int = 1) -> Sums:
+def first_sums(rows: Rows, family: Family, size: int) -> Sums:
     """Compute the sums of the first step: those of least squares of working outcomes, as if b were 0.
 
     With eta the link of each outcome (drawn a little towards the middle), w z = w (eta - offset) + score:
-    information = sum w x x',   gradient = sum w z x. Their solution is near the maximum whatever the units are.
+    information = sum w x x',   gradient = sum w z x. Their solution is near the maximum whatever the units are. `size`
+    is the number of parameters.
     """
-    eta = family.start(rows.outcome, num_predictors)
-    terms = family.terms(eta, rows.outcome)
-    working = (terms.weight @ (eta - rows.offset[:, np.newaxis])[..., np.newaxis])[..., 0] + terms.score
+    without = predictors(rows, np.zeros(size), family)
+    eta = family.start(rows.outcome, without.shape[1])
+    terms = (family.first or family.terms)(eta, rows.outcome)
+    working = (terms.weight @ (eta - without)[..., np.newaxis])[..., 0] + terms.score
     return _sums(rows, family, terms, working, NO_PEARSON)
 
 
-def predictors(rows: Rows, coefficients: np.ndarray) -> np.ndarray:
-    """Compute the linear predictors of the rows [n, q]."""
+def predictors(rows: Rows, coefficients: np.ndarray, family: Family) -> np.ndarray:
+    """Compute the linear predictors of the rows [n, q], with further parameters as the last ones."""
+    if family.further:
+        coefficients, further = np.split(coefficients, [rows.design.shape[1]])
+        eta = rows.design @ coefficients + rows.offset
+        return np.column_stack([eta, np.broadcast_to(further, (len(eta), len(further)))])
     return rows.design @ coefficients.reshape(rows.design.shape[1], -1) + rows.offset[:, np.newaxis]
 
 
@@ -126,20 +136,30 @@ def quadratic(left: np.ndarray, weight: np.ndarray, right: np.ndarray) -> np.nda
 
 
 def _sums(rows: Rows, family: Family, terms: Terms, score: np.ndarray, pearson: np.ndarray) -> Sums:
+    x, weight, count = rows.design, terms.weight, 1 if family.further else score.shape[1]
+    gradient, information = np.ravel(x.T @ score[:, :count]), quadratic(x, weight[:, :count, :count], x)
+    if family.further:
+        across = x.T @ weight[:, 0, 1:]
+        gradient = np.append(gradient, np.sum(score[:, 1:], 0))
+        information = np.block([[information, across], [across.T, np.sum(weight[:, 1:, 1:], 0)]])
     return Sums(
         float(len(rows.outcome)),
         float(family.events(rows.outcome)),
         float(np.sum(terms.log_likelihood)),
-        np.ravel(rows.design.T @ score),
-        quadratic(rows.design, terms.weight, rows.design),
+        gradient,
+        information,
         pearson,
     )
 
 
-def _pearson(terms: Terms) -> np.ndarray:
-    """Compute Pearson's sums of a client: the variance of a count is its mean, the weight [2]."""
+def _pearson(terms: Terms, outcome: np.ndarray, second: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
+    """Compute Pearson's sums of a client: the variance of a count is its mean, the weight [2].
+
+    Of gamma outcomes score and weight are those of log mu, by which the first sum has the same form.
+    """
+    weight = terms.weight[:, 0, 0]
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        of_rows = np.stack([terms.score[:, 0] ** 2, np.ones(len(terms.score))]) / terms.weight[:, 0, 0]
+        of_rows = np.stack([terms.score[:, 0] ** 2 / weight, second(outcome, weight)])
     total: np.ndarray = np.sum(np.minimum(np.nan_to_num(of_rows, nan=_MOST_PEARSON), _MOST_PEARSON), 1)
     return total
 

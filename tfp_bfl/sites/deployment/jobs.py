@@ -24,6 +24,7 @@ from tfp_bfl.data.names import as_names
 from tfp_bfl.errors import InvalidArgument, check_number, lookup, shown
 from tfp_bfl.glm.agreement import MISSING, AgreedColumns, Encoding
 from tfp_bfl.glm.command import DEFAULTS
+from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import TIMES, Question
 from tfp_bfl.glm.outcomes import BESIDE, Outcome
 from tfp_bfl.glm.posterior import Model
@@ -171,6 +172,11 @@ def make_glm_job(options: Any, secure_sums: bool, without: Sequence[str] = ()) -
         raise InvalidArgument(
             "Between sites there is no multinomial model, as the bounds by which a site checks questions are of one "
             "linear predictor: give --family bernoulli with --event-value, or fit one table with tfp-bfl glm."
+        )
+    if family in FAMILIES and not FAMILIES[family].is_canonical:
+        raise InvalidArgument(
+            f"Between sites there is no {family} model, as a site checks its questions for canonical links and for "
+            "coefficients alone: give another --family, or fit one table with tfp-bfl glm."
         )
     model.check()
     if not 0 < check_number(job.level, "--level") < 1:
