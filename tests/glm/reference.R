@@ -91,3 +91,18 @@ write("weights", deaths, of(glm(died ~ male + adult + first, binomial, deaths, w
 claims <- data.frame(Claims = Insurance$Claims, group = as.integer(Insurance$Group), age = as.integer(Insurance$Age),
   along = log(Insurance$Holders))
 write("offset", claims, of(glm(Claims ~ group + age + offset(along), poisson, claims, control = list(epsilon = 1e-14))))
+
+# Further parameters: the dispersion of R's summary, theta, and cutpoints. polr has the error of its optimizer.
+values <- data.frame(medv = Boston$medv, crim = Boston$crim, rm = Boston$rm, lstat = Boston$lstat)
+fit <- glm(medv ~ ., Gamma("log"), values, control = list(epsilon = 1e-14))
+write("gamma", values, of(fit), summary(fit)$dispersion)
+tight <- glm.control(epsilon = 1e-14, maxit = 200)
+fit <- suppressWarnings(glm.nb(Days ~ ., school, control = tight))
+theta <- theta.ml(fit$y, fitted(fit), limit = 200, eps = 1e-14)
+write("negative_binomial", school, of(fit), log(fit$theta), attr(theta, "SE") / fit$theta, fit$twologlik / 2)
+rents <- data.frame(Sat = as.integer(housing$Sat) - 1, medium = +(housing$Infl == "Medium"), high = +(housing$Infl == "High"),
+  apartment = +(housing$Type == "Apartment"), atrium = +(housing$Type == "Atrium"), terrace = +(housing$Type == "Terrace"),
+  contact = +(housing$Cont == "High"), Freq = housing$Freq)
+fit <- polr(factor(Sat) ~ medium + high + apartment + atrium + terrace + contact, rents, weights = Freq, Hess = TRUE,
+  control = list(reltol = 1e-16, abstol = 1e-12, maxit = 1000))
+write("ordinal", rents, coef(fit), fit$zeta, as.vector(vcov(fit)), logLik(fit))

@@ -48,7 +48,7 @@ def estimate(federation: Federation, model: Model, precision: np.ndarray | None 
     if of.family.has_dispersion:
         maximum, dispersion, degrees = _with_dispersion(of, precision, names, model.dispersion)
     else:
-        maximum = maximise(of.ask, of.first, precision, names, of.messages, further=further)
+        maximum = _maximum(of, of.first, precision, names, of.messages, further)
     sums = maximum.sums
     # What a revision needs.
     has_sums = family != "cox" and of.family.is_canonical
@@ -100,6 +100,17 @@ def _gaussian(federation: Federation, precision: np.ndarray, dispersion: float |
     return dataclasses.replace(posterior, num_clients=federation.num_clients)
 
 
+def _maximum(
+    of: Work, first: asking.Sums, precision: np.ndarray, names: Sequence[str], messages: int, further: int = 0
+) -> Maximum:
+    """Find the maximum, with the expected information there if it is not that of the steps."""
+    found = maximise(of.ask, first, precision, names, messages, further=further)
+    if of.family.is_canonical:
+        return found
+    at, sums = found.coefficients, of.ask(found.coefficients, "expected")
+    return Maximum(at, sums.information + np.diag(precision), sums, found.messages + 1, at)
+
+
 def _with_dispersion(
     of: Work, precision: np.ndarray, names: Sequence[str], given: float | None
 ) -> tuple[Maximum, float, float | None]:
@@ -116,7 +127,7 @@ def _with_dispersion(
     if given is None:
         check_rows(first, len(precision))
     for _ in range(_DISPERSION_STEPS):
-        maximum = maximise(of.ask, first, dispersion * precision, names, messages)
+        maximum = _maximum(of, first, dispersion * precision, names, messages)
         if given is not None:
             return maximum, given, None
         sums, covariance = maximum.sums, dispersion * inverse(maximum.information)
@@ -126,7 +137,7 @@ def _with_dispersion(
             raise WithoutError("The columns predict the outcome without error: drop the column that holds the outcome.")
         if not np.any(precision) or abs(dispersion - before) <= _CHANGE * before:
             return maximum, dispersion, degrees
-        # One step of Newton's method from there.
+        # One step from there.
         first = sums._replace(gradient=sums.gradient + sums.information @ maximum.sums_at)
         messages = maximum.messages
     raise InvalidArgument("The dispersion did not converge: give dispersion, or a wider prior.")

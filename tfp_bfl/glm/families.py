@@ -29,13 +29,14 @@ LARGE = 700.0  # exp of more overflows
 
 class Terms(NamedTuple):
     """The terms of each row in the sums of its client: log p(y | eta) [..., n], with a dispersion of 1, its first
-    derivatives by eta [..., n, q], and minus its second ones [..., n, q, q]; expected ones by x' b of gamma and
-    negative binomial outcomes, as in Fisher's scoring.
+    derivatives by eta [..., n, q], minus its second ones [..., n, q, q], and their expectations, from which standard
+    errors follow; None where they are the same, or have no form.
     """
 
     log_likelihood: Array
     score: Array
     weight: Array
+    expected: Array | None = None
 
 
 class Family(NamedTuple):
@@ -95,8 +96,14 @@ def _poisson(eta: Array, outcome: Array) -> Terms:
 
 
 def _gamma(eta: Array, outcome: Array) -> Terms:
-    relative = outcome * _exp(-eta)
-    return Terms(-eta - relative, relative - 1, np.ones_like(eta))
+    relative = outcome[:, np.newaxis] * _exp(-eta)
+    weight = relative[..., np.newaxis]
+    return Terms(-(eta + relative)[..., 0], relative - 1, weight, np.ones_like(weight))
+
+
+def _first_gamma(eta: Array, outcome: Array) -> Terms:
+    """Return terms of least squares with small weights of outcomes near 0, the logarithms of which are far away."""
+    return Terms(np.zeros(len(outcome)), np.zeros_like(eta), outcome[:, np.newaxis, np.newaxis] ** 0.5)
 
 
 def _single(terms: Callable[[Array, Array], Terms]) -> Callable[[Array, Array], Terms]:
@@ -142,16 +149,18 @@ def _negative_binomial(eta: Array, outcome: Array) -> Terms:
     bend = theta**2 * (special.polygamma(1, theta) - special.polygamma(1, both))
     constant = special.gammaln(both) - special.gammaln(theta) - special.gammaln(outcome + 1)
     score = np.stack([outcome - both * p, change - outcome + both * p], -1)
-    weight = np.zeros((*score.shape, 2))
-    weight[..., 0, 0], weight[..., 1, 1] = theta * p, bend - change - 2 * theta * p + both * p * (1 - p)
-    return Terms(constant + outcome * s - both * log_all, score, weight)
+    observed, mean = both * p * (1 - p), theta * p
+    of_theta, across = bend - change - 2 * mean + observed, mean - observed
+    weight = np.stack([observed, across, across, of_theta], -1).reshape(*score.shape, 2)
+    expected = np.stack([mean, 0 * mean, 0 * mean, of_theta], -1).reshape(weight.shape)
+    return Terms(constant + outcome * s - both * log_all, score, weight, expected)
 
 
 def _first_negative_binomial(eta: Array, outcome: Array) -> Terms:
-    """Return terms of which the first step leaves log theta where it starts."""
-    terms = _negative_binomial(eta, outcome)
-    terms.score[..., 1], terms.weight[..., 1, 1] = 0.0, 1.0
-    return terms
+    """Return terms of least squares as `_first_gamma`, of which the first step leaves log theta at 0."""
+    weight = np.zeros((*eta.shape, 2))
+    weight[:, 0, 0], weight[:, 1, 1] = (outcome + 0.1) ** 0.5, 1.0
+    return Terms(np.zeros(len(eta)), np.zeros_like(eta), weight)
 
 
 def _ordinal(eta: Array, outcome: Array) -> Terms:
@@ -176,10 +185,10 @@ def _ordinal(eta: Array, outcome: Array) -> Terms:
 
 
 def _first_ordinal(eta: Array, outcome: Array) -> Terms:
-    """Return terms of least squares, of 1 for y <= k and else -1 by zeta_k - x' b: their cutpoints are in order."""
+    """Return terms of least squares, of 3 for y <= k and else -3 by zeta_k - x' b: their cutpoints are in order."""
     levels = eta.shape[-1]
     change = np.column_stack([-np.ones(levels - 1), np.eye(levels - 1)])
-    sides = np.where(outcome[:, np.newaxis] <= np.arange(levels - 1), 1.0, -1.0)
+    sides = np.where(outcome[:, np.newaxis] <= np.arange(levels - 1), 3.0, -3.0)
     return Terms(np.zeros(len(eta)), sides @ change, np.broadcast_to(change.T @ change, (*eta.shape, levels)))
 
 
@@ -242,7 +251,7 @@ FAMILIES = {
     ),
     "gamma": Family(
         "gamma",
-        _single(_gamma),
+        _gamma,
         mean=_exp,
         start=lambda outcome, q: np.log(outcome[:, np.newaxis]),
         requirement="a number above 0",
@@ -250,6 +259,7 @@ FAMILIES = {
         events=len,
         limit=lambda count, events: count,
         ratio="ratio of means",
+        first=_first_gamma,
         pearson=lambda outcome, weight: np.log(outcome),
         has_dispersion=True,
         is_canonical=False,

@@ -69,7 +69,8 @@ def _first(rows: Rows, family: str, question: Question) -> np.ndarray:
 
 
 def _sums(rows: Rows, family: str, question: Question) -> np.ndarray:
-    return np.concatenate([pack(*client_sums(rows, point, FAMILIES[family])) for point in question.points])
+    of = FAMILIES[family], question.kind == "expected"
+    return np.concatenate([pack(*client_sums(rows, point, *of)) for point in question.points])
 
 
 def _effects(rows: Rows, family: str, question: Question) -> np.ndarray:
@@ -115,6 +116,7 @@ def _scores(rows: Rows, family: str, question: Question) -> np.ndarray:
 KINDS: dict[str, Callable[[Rows, str, Question], np.ndarray]] = {
     "first": _first,
     "sums": _sums,
+    "expected": _sums,
     "effects": _effects,
     "restricted": _restricted,
     "columns": _columns,
@@ -194,7 +196,8 @@ class Work(NamedTuple):
 
     Fields:
       family: of the outcome.
-      ask: coefficients [p] -> the sums of all clients there; one message.
+      ask: coefficients [p] -> the sums of all clients there; one message. A second argument "expected" asks a family
+        of `families` for the expected information.
       first: sums whose weighted least squares are the first step.
       messages: how many messages `first` took.
       warnings: coefficients at the maximum -> sentences on what may be wrong.
@@ -202,7 +205,7 @@ class Work(NamedTuple):
     """
 
     family: Family
-    ask: Callable[[np.ndarray], Sums]
+    ask: Callable[..., Sums]
     first: Sums
     scores: Callable[[np.ndarray, str], np.ndarray]
     messages: int = 1
@@ -216,8 +219,12 @@ def of_family(federation: Federation, family: str) -> Work:
         sums = ask_sums(federation, Question(kind, coefficients))[0]
         if family == NEGATIVE_BINOMIAL:
             check_theta(sums, coefficients[-1])
-            # Where the likelihood is not concave in log theta, a step must ascend too.
-            sums.information[-1, -1] = abs(sums.information[-1, -1])
+            try:
+                np.linalg.cholesky(sums.information)
+            except np.linalg.LinAlgError:  # A step must ascend also where the likelihood is not concave in log theta.
+                own = sums.information[-1, -1]
+                sums.information[-1] = sums.information[:, -1] = 0.0
+                sums.information[-1, -1] = abs(own)
         return sums
 
     scores = functools.partial(ask_scores, federation)

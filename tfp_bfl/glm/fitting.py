@@ -51,28 +51,23 @@ def fit(
     Each message brings every client the coefficients, and the server the sums of log likelihood, gradient [p] and
     information [p, p], for p coefficients. These are sums over rows, so that the result equals that of all rows in one
     place up to rounding, however the rows lie. The Gaussian family needs one message, the others five to ten. Links are
-    the canonical ones: identity, logit and log; the logarithm of "gamma" and "negative_binomial"; for "cox" the partial
-    likelihood with Efron's ties (`tfp_bfl.glm.cox`), which has no intercept. Further parameters of a family follow the
-    coefficients, with a flat prior: log theta of "negative_binomial", where a count of mean mu has the variance
-    mu + mu^2 / theta; of "ordinal" the cutpoints zeta_k, in place of an intercept:
-
-        log P(y <= k) / P(y > k) = zeta_k - x' b
+    the canonical ones: identity, logit and log; log for "gamma" and "negative_binomial"; for "cox" the partial
+    likelihood with Efron's ties (`tfp_bfl.glm.cox`), which has no intercept. Further parameters, with a flat prior,
+    follow the coefficients: log theta, and of "ordinal" the cutpoints in place of an intercept (`families`).
 
     Args:
       clients: `data.Clients`, in the units of its table, or a list of (features [n, d], outcome [n]) of each client.
         The outcome of `data.Clients` without a target is the number that names the class.
-        There are p = d + 1 coefficients, the intercept first; p = d for "cox". For "cox" the outcome is (time, event)
+        There are p = d + 1 coefficients, the intercept first; d for "cox". For "cox" the outcome is (time, event)
         [n, 2], with an event of 1, or 0 for a censored row; or (time, event, entry) [n, 3] for rows that are at risk
         at entry < t <= time.
-      family: "gaussian", "bernoulli", "poisson", "gamma", "negative_binomial", "cox"; "multinomial" for numbers of
-        classes from 0: each column has a coefficient for each class but the first, of its difference from the first
-        one; or "ordinal" for numbers of three or more ordered levels from 0: each column has one coefficient.
+      family: a name of `FAMILIES`, or "cox"; "multinomial" for numbers of classes from 0: each column has a coefficient
+        for each class but the first, of its difference from the first one; "ordinal" for numbers of ordered levels.
       prior_stddev: s of the Gaussian prior on each coefficient, with the intercept; None for a flat prior. Of classes,
         of the difference of any two of them.
       intercept_stddev: s of the intercept; None for `prior_stddev`, infinity for a flat prior.
       dispersion: the variance of a Gaussian outcome; None to estimate it by the maximum of the marginal likelihood,
-        RSS / (N - p) under a flat prior. Of a gamma outcome the variance over the squared mean; None to estimate it by
-        Pearson's statistic over N - p.
+        RSS / (N - p) under a flat prior. Of gamma outcomes variance over squared mean; None: by Pearson's statistic.
       exposure: counts only: of each client's rows [n]; its logarithm is added to the linear predictor.
       offset: of each client's rows [n]: added to the linear predictor; not for "multinomial".
       weights: of each client's rows [n]: how often the row occurs, a whole number of at least 0.
@@ -81,7 +76,7 @@ def fit(
       stratified: "cox" only: each client has a baseline hazard of its own; then no event times leave a client.
       second_order: replace maximum and curvature by mean and covariance to second order (`newton.expand`), which
         takes 2 p + 1 more messages: for few events, where the posterior is moderately skewed. Where it is more skewed
-        than that, maximum and curvature stay, with a warning. Gaussian outcomes need none.
+        than that, maximum and curvature stay, with a warning. For families with canonical links and "cox".
       secure_sums: add the clients' sums in fixed point, as secure aggregation between sites does (`sums`). "cox" then
         needs stratified.
       classes: "multinomial" and "ordinal": names of the classes [C]; those of `data.Clients` or their numbers if None.

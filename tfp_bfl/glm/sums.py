@@ -42,7 +42,8 @@ class Sums(NamedTuple):
       num_rows, num_events: the number of rows, and of events, such as deaths.
       log_likelihood, gradient, information: a number, [p] and [p, p].
       pearson: of counts, Pearson's statistic sum_i (y_i - mu_i)^2 / mu_i and sum_i 1 / mu_i, which its variance needs;
-        of gamma outcomes sum_i (y_i - mu_i)^2 / mu_i^2 and sum_i log y_i; 0 of other outcomes [2].
+        of gamma outcomes, with the expected information, sum_i (y_i - mu_i)^2 / mu_i^2 and sum_i log y_i; 0 of other
+        outcomes [2].
     """
 
     num_rows: float
@@ -80,13 +81,15 @@ def unpack(numbers: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.nd
     return [part.reshape(shape) for part, shape in zip(np.split(numbers, ends[:-1]), shapes)]
 
 
-def client_sums(rows: Rows, coefficients: np.ndarray, family: Family) -> Sums:
-    """Compute the sums of one client at coefficients b [p], with a dispersion of 1.
+def client_sums(rows: Rows, coefficients: np.ndarray, family: Family, expected: bool = False) -> Sums:
+    """Compute the sums of one client at coefficients b [p], with a dispersion of 1, or with the expected information.
 
     With q predictors of a row, b has q coefficients of the first column, q of the second, and so on; further
     parameters come last.
     """
     terms = family.terms(predictors(rows, coefficients, family), rows.outcome)
+    if expected and terms.expected is not None:
+        terms = terms._replace(weight=terms.expected)
     pearson = _pearson(terms, rows.outcome, family.pearson) if family.pearson else NO_PEARSON
     return _sums(rows, family, terms, terms.score, pearson)
 
@@ -132,7 +135,7 @@ def quadratic(left: np.ndarray, weight: np.ndarray, right: np.ndarray) -> np.nda
     found = np.empty((left.shape[1], q, right.shape[1], q))
     for a, b in np.ndindex(q, q):
         found[:, a, :, b] = (left.T * weight[:, a, b]) @ right
-    return found.reshape(left.shape[1] * q, -1)
+    return found.reshape(left.shape[1] * q, right.shape[1] * q)
 
 
 def _sums(rows: Rows, family: Family, terms: Terms, score: np.ndarray, pearson: np.ndarray) -> Sums:
@@ -155,7 +158,7 @@ def _sums(rows: Rows, family: Family, terms: Terms, score: np.ndarray, pearson: 
 def _pearson(terms: Terms, outcome: np.ndarray, second: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
     """Compute Pearson's sums of a client: the variance of a count is its mean, the weight [2].
 
-    Of gamma outcomes score and weight are those of log mu, by which the first sum has the same form.
+    Of gamma outcomes score and expected weight are those of log mu, by which the first sum has the same form.
     """
     weight = terms.weight[:, 0, 0]
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
