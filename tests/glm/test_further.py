@@ -1,4 +1,4 @@
-"""Gamma, negative binomial and ordinal models against maxima of the written-out likelihood, on all rows in one place."""
+"""Gamma, negative binomial and ordinal models against maxima of the written-out likelihood of all rows."""
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ from tests.glm.guarded import derivatives
 from tests.glm.test_command import output_of, predictions, run
 from tests.kit import json_of, refuses
 from tfp_bfl import glm
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.rows import Rows
 from tfp_bfl.glm.sums import client_sums, row_scores
@@ -43,7 +44,7 @@ def log_likelihood(family, parameters, x, y, offset):
 
 
 def maximum(family, x, y, offset, penalty=0.0):
-    """Maximise the log likelihood minus the penalty on coefficients, on columns with mean 0 and standard deviation 1."""
+    """Maximise the log likelihood minus the penalty on coefficients, on standardised columns."""
     centre, scale = np.mean(x, 0), np.std(x, 0)
     levels = len(np.unique(y))
     start = {"gamma": [1, 0, 0], "negative_binomial": [1, 0, 0, 0], "ordinal": [0, 0, *range(levels - 1)]}[family]
@@ -140,9 +141,8 @@ def test_standard_errors_of_an_ordinal_model_are_those_of_the_curvature():
 def test_sums_are_derivatives_of_the_log_likelihood(family):
     x, y, offset = rows(family, 40)
     design = x if family == "ordinal" else np.column_stack([np.ones(40), x])
-    at = np.array(
-        {"gamma": [0.1, 0.03, 1.0], "negative_binomial": [0.1, 0.03, 1.0, 0.6]}.get(family, [0.1, 2, 0, 1, 2])
-    )
+    at = {"gamma": [0.1, 0.03, 1.0], "negative_binomial": [0.1, 0.03, 1.0, 0.6], "ordinal": [0.1, 2, 0, 1, 2]}
+    at = np.array(at[family], float)
     given, of = Rows(design, y, offset), FAMILIES[family]
     units = np.array([0.1 if abs(c) > 1 else 1 for c in np.append(np.max(np.abs(design), 0), np.ones(9))])[: len(at)]
     value = lambda z: log_likelihood(family, at + units * z, x, y, offset)
@@ -297,4 +297,5 @@ def test_a_table_has_a_report_and_predictions(table, tmp_path, family, outcome, 
     ],
 )
 def test_an_option_that_does_not_fit_is_refused(table, options, message):
-    refuses(message, lambda: (_ for _ in ()).throw(run(table, *options, "--client-column", "hospital").exception))
+    with pytest.raises(InvalidArgument, match=message):
+        raise run(table, *options, "--client-column", "hospital").exception

@@ -58,6 +58,21 @@ def test_linear_models(of_r, name, outcome, secure):
     assert (found.dispersion if name == "gaussian" else found.log_likelihood) == pytest.approx(expected[-1], rel=1e-6)
 
 
+@pytest.mark.parametrize(("family", "outcome"), [("gamma", "medv"), ("negative_binomial", "Days"), ("ordinal", "Sat")])
+def test_further_parameters(of_r, family, outcome):
+    columns, expected = of_r(family)
+    weights = columns.pop("Freq", None)
+    clients, deal = dealt(columns, [outcome])
+    found = glm.fit(clients, family, weights=None if weights is None else deal(weights))
+    p = len(found.mean) - (family == "negative_binomial")
+    np.testing.assert_allclose(found.mean[:p], expected[:p], rtol=1e-6)
+    scale = np.outer(found.stddev, found.stddev)[:p, :p]
+    np.testing.assert_allclose(found.covariance[:p, :p] / scale, expected[p:][: p * p].reshape(p, p) / scale, atol=1e-6)
+    last = {"gamma": [found.dispersion], "negative_binomial": [found.mean[-1], found.stddev[-1], found.log_likelihood]}
+    rest = expected[p + p * p :]
+    np.testing.assert_allclose(last.get(family, [found.log_likelihood]), rest, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("option", "family", "outcome", "column"),
     [

@@ -118,12 +118,12 @@ def _with_dispersion(
 
         d = sum_i (y_i - mu_i)^2 / mu_i^2 / (N - gamma),   gamma = p - tr(covariance diag(precision))
 
-    Under a flat prior d does not change the maximum; otherwise both are computed in turn. The information of the
-    maximum is that for a dispersion of 1, and a prior of the precision times d.
+    Under a flat prior d does not change the maximum; otherwise both are computed in turn, log d by the secant method.
+    The information of the maximum is that for a dispersion of 1, and a prior of the precision times d.
 
     Source: McCullagh & Nelder 1989, section 8.3.
     """
-    dispersion, first, messages = given or 1.0, of.first, of.messages
+    dispersion, first, messages, last = given or 1.0, of.first, of.messages, None
     if given is None:
         check_rows(first, len(precision))
     for _ in range(_DISPERSION_STEPS):
@@ -132,11 +132,14 @@ def _with_dispersion(
             return maximum, given, None
         sums, covariance = maximum.sums, dispersion * inverse(maximum.information)
         degrees = sums.num_rows - len(precision) + float(np.diag(covariance) @ precision)
-        before, dispersion = dispersion, float(sums.pearson[0]) / degrees
-        if dispersion < 1e-12:
+        estimated = float(sums.pearson[0]) / degrees
+        if estimated < 1e-12:
             raise WithoutError("The columns predict the outcome without error: drop the column that holds the outcome.")
-        if not np.any(precision) or abs(dispersion - before) <= _CHANGE * before:
-            return maximum, dispersion, degrees
+        at, change = math.log(dispersion), math.log(estimated / dispersion)
+        if not np.any(precision) or abs(change) <= _CHANGE:
+            return maximum, estimated, degrees
+        step = change if last is None else -change * (at - last[0]) / (change - last[1])
+        last, dispersion = (at, change), dispersion * math.exp(min(max(step, -2.0), 2.0))
         # One step from there.
         first = sums._replace(gradient=sums.gradient + sums.information @ maximum.sums_at)
         messages = maximum.messages
