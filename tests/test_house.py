@@ -17,8 +17,8 @@ EDGES = ("glm", "sites", "bench", "sklearn")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
     "core lines": (50_175, 38_000),
-    "edge lines": (16_500, 11_500),
-    "test lines": (62_800, 48_000),
+    "edge lines": (16_864, 11_500),
+    "test lines": (63_110, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),

@@ -7,7 +7,7 @@ from scipy import optimize, special, stats
 from tests.glm.guarded import derivatives
 from tests.glm.test_command import output_of, predictions, run
 from tests.kit import json_of, refuses
-from tfp_bfl import glm
+from tfp_bfl import data, glm
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.rows import Rows
@@ -225,6 +225,7 @@ def test_far_from_where_the_steps_begin(family, theta):
         ("ordinal", [0.0, 1.0, 1.0, 0.0], {}, "An ordinal outcome has three or more levels, .* use 'bernoulli'"),
         ("ordinal", [0.0, 1.0, 3.0, 1.0], {}, "No row is of the level '2'"),
         ("ordinal", [0.0, 1.0, 2.0, 1.0], {"intercept_stddev": 1.0}, "has cutpoints in place of an intercept"),
+        ("ordinal", [0.0, 1.0, 2.0, 1.0], {"names": ["1|2"]}, "The name '1|2' is that of a parameter of the family"),
         ("ordinal", [0.0, 1.0, 2.0, 2.0], {}, "column 'x1' predicts the outcome of some rows without error"),
         ("gamma", [1.0, 2.0, 3.0, 9.0], {"second_order": True}, "second_order is for the families gaussian, bernoulli"),
         ("gamma", [1.0, 2.0, 3.0, 9.0], {"exposure": [np.ones(4)]}, "exposure is for the families poisson, negative"),
@@ -241,6 +242,14 @@ def test_what_needs_canonical_links_is_refused(family):
     refuses("There is no family of one message", glm.one_message, [(x, y)], family)
     refuses("of a family among gaussian", glm.revise, glm.fit([(x, y)], family), add=[(x, y)])
     refuses(f"Between sites there is no {family} model", make_glm_job, {"family": family, "outcome": "y"}, False)
+
+
+def test_levels_of_data_are_those_of_its_classes():
+    x, y, _ = rows("ordinal")
+    source = data.Source("table", "train", x, y.astype(int), class_names=["0", "1", "2", "3"])
+    found = glm.fit(source.partition(data.iid(3), seed=0), "ordinal", names=NAMES)
+    np.testing.assert_allclose(found.mean, glm.fit([(x, y)], "ordinal").mean, rtol=1e-6)
+    assert found.classes == ("0", "1", "2", "3")
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ def printed(blocks, capsys):
     return outputs
 
 
-@pytest.mark.parametrize(("page", "number"), [("glm", 4), ("client_heads", 4), ("survival", 2)])
+@pytest.mark.parametrize(("page", "number"), [("glm", 5), ("client_heads", 4), ("survival", 2)])
 def test_the_programs_print_what_the_page_shows(page, number, capsys, tmp_path, monkeypatch):
     text = (DOCS / f"{page}.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", text, re.S)

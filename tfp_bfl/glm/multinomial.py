@@ -37,7 +37,7 @@ def with_classes(table: DesignRows, clients: Given, names: Sequence[str] | None,
             raise InvalidArgument(
                 f"classes is for the families {FAMILY} and {ORDINAL}, but the family is {model.family!r}."
             )
-        return table._replace(further=further(())) if further else table
+        return with_further(table, further(())) if further else table
     labels = np.concatenate([rows.outcome for rows in table.clients]).astype(np.int64)
     if names is None and isinstance(clients, Clients) and clients.source.target is None:
         names = clients.source.class_names
@@ -57,7 +57,14 @@ def with_classes(table: DesignRows, clients: Given, names: Sequence[str] | None,
             f"No row is of the class {name!r}, and the prior of its intercept is flat: leave the class out, or give "
             "intercept_stddev or prior_stddev as a number."
         )
-    return table._replace(classes=classes, further=further(classes) if further else ())
+    return with_further(table._replace(classes=classes), further(classes) if further else ())
+
+
+def with_further(table: DesignRows, names: tuple[str, ...]) -> DesignRows:
+    """Return the table with the names of further parameters, none of which may be that of a column."""
+    if twice := {*table.names} & {*names}:
+        raise InvalidArgument(f"The name {min(twice)!r} is that of a parameter of the family: rename the column.")
+    return table._replace(further=names)
 
 
 def check_size(table: DesignRows) -> None:
