@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 
 from experiments import claims
 from experiments.bench import page
+from experiments.published import page as published
 
 ROOT = pathlib.Path(__file__).parent.parent
 HERE = ROOT / "experiments"
@@ -108,7 +109,7 @@ def build_study(study: str) -> None:
 
 
 def main() -> None:
-    """Build what is not built, the claims of the front page and the tables of the benchmark's page."""
+    """Build what is not built, the claims of the front page, the benchmark's tables and the published ones."""
     for study in STUDIES:
         if not is_built(study):
             started = time.perf_counter()
@@ -116,6 +117,7 @@ def main() -> None:
             print(f"{study}: tables and figures built in {time.perf_counter() - started:.1f} s", flush=True)
     claims.fill_page()
     page.fill_page()
+    published.fill_page()
 
 
 if __name__ == "__main__":
