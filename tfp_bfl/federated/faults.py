@@ -105,17 +105,25 @@ def find_fault(
     }
     *others, (variances, most_variance) = _bounds(result.weights, most)
     others += [(result.extra, most), (result.memory, np.inf)]
+    checks = [(_flat(part), bound, None) for part, bound in others if tf.nest.flatten(part)]
+    checks += [(_flat(variances), most_variance, _BELOW_FLOOR * limits.min_stddev**2)] if variances else []
+    sound = tf.reduce_all([_are_sound(*check) for check in checks])
+    numbers = lambda: tf.reduce_min([_code_of_numbers(*check) for check in checks])
     codes = [tf.where(x, FAULTS.index(fault), _NO_FAULT) for fault, x in broken.items()]
-    codes += [_code_of_numbers(part, bound) for part, bound in others]
-    codes.append(_code_of_numbers(variances, most_variance, _BELOW_FLOOR * limits.min_stddev**2))
-    first = tf.reduce_min(tf.stack(codes))
+    first = tf.reduce_min([*codes, tf.cond(sound, lambda: _NO_FAULT, numbers)])
     return tf.where(first < _NO_FAULT, first, 0)
 
 
-def _code_of_numbers(structure: TensorTree, bound: float, floor: float | None = None) -> tf.Tensor:
-    """Return the least code of a fault in any number, or `_NO_FAULT`, in one pass; with a floor they are variances."""
-    x = _flat(structure)
+def _are_sound(x: tf.Tensor, bound: float, floor: float | None) -> tf.Tensor:
+    """Return whether all numbers are within a bound, in one pass of XLA; with a floor they are variances."""
     # NaN is below nothing.
+    if floor is None:
+        return tf.reduce_all((tf.abs(x) <= bound) & (tf.abs(x) < np.inf))
+    return tf.reduce_all((x > 0) & (x >= floor) & (x <= bound))
+
+
+def _code_of_numbers(x: tf.Tensor, bound: float, floor: float | None) -> tf.Tensor:
+    """Return the least code of a fault in any number, or `_NO_FAULT`; with a floor they are variances."""
     code = tf.where(tf.abs(x) <= bound, _NO_FAULT, FAULTS.index("a number beyond max_magnitude"))
     if floor is not None:
         code = tf.where(x < floor, tf.minimum(code, FAULTS.index("a standard deviation below min_stddev")), code)
