@@ -9,7 +9,7 @@ import tensorflow_probability as tfp
 
 from tests.kit import refuses
 from tfp_bfl import posterior
-from tfp_bfl.posterior import MeanField, mixtures
+from tfp_bfl.posterior import MeanField, mean_field, mixtures
 
 
 def draw(shape, seed, dtype=np.float64):
@@ -243,3 +243,15 @@ def test_points_that_agree_have_no_variance():
 def test_a_stack(scale):
     stacked = tf.nest.map_structure(lambda *x: tf.stack(x), part(0), part(1))
     assert_by_hand(mixtures.mixture(stacked, [scale * w for w in WEIGHTS]))
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_numbers_at_ranks_are_those_of_the_sorted_ones(size):
+    """Ties, zeros, the smallest and the largest numbers among them, to the bit."""
+    rng = np.random.default_rng(size)
+    numbers = np.exp(rng.normal(0, 20, size)).astype(np.float32)
+    numbers[rng.random(size) < 0.3] = rng.choice(np.float32([0, 1e-45, 0.5, 0.5, np.inf]))
+    ranks = np.unique(np.int32([0, size // 3, size // 2, size - 1]))
+    for dtype in (np.float32, np.float64):
+        found = tf.function(mean_field._at_ranks, jit_compile=True)(tf.constant(numbers, dtype), tf.constant(ranks))
+        np.testing.assert_array_equal(found, np.sort(numbers.astype(dtype))[ranks])

@@ -129,6 +129,24 @@ def stack(posteriors: Sequence[MeanField]) -> MeanField:
         raise InvalidArgument("stack needs posteriors of one structure and one shape a weight.") from error
 
 
+def _at_ranks(numbers: tf.Tensor, ranks: tf.Tensor) -> tf.Tensor:
+    """Return the numbers [N] at ranks [R] of their order, all at least 0: XLA takes ten times as long to sort them.
+
+    As integers, the bits of such floats have the same order. Their first bits are found one after another.
+    """
+    if numbers.dtype != tf.float32:
+        return tf.gather(tf.sort(numbers), ranks)
+    bits = tf.bitcast(numbers, tf.int32)
+
+    def next_bit(i: tf.Tensor, found: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        tried = tf.bitwise.bitwise_or(found, tf.bitwise.left_shift(1, 30 - i))
+        below = tf.reduce_sum(tf.cast(bits < tried[:, tf.newaxis], tf.int32), 1)
+        return i + 1, tf.where(below <= ranks, tried, found)
+
+    found = tf.while_loop(lambda i, _: i < 31, next_bit, (tf.constant(0), tf.zeros_like(ranks)))[1]
+    return tf.bitcast(found, tf.float32)
+
+
 def spread(q: MeanField, min_stddev: float = 0.0) -> Spread:
     """Return the spread of q over all its weights; NaN for a model without variational weights.
 
@@ -147,7 +165,7 @@ def spread(q: MeanField, min_stddev: float = 0.0) -> Spread:
     last = tf.cast(tf.size(stddev) - 1, stddev.dtype)
     ranks = [tf.cast(tf.round(tf.constant(q, stddev.dtype) * last), tf.int32) for q in (0.05, 0.5, 0.95)]
     if is_traced_for_xla():
-        low, median, high = tf.unstack(tf.gather(tf.sort(stddev), ranks))
+        low, median, high = tf.unstack(_at_ranks(stddev, tf.stack(ranks)))
     else:  # Selecting three ranks takes a tenth of the time of sorting, and XLA has no kernel for it.
         low, median, high = (tf.raw_ops.NthElement(input=stddev, n=rank) for rank in ranks)
     at_floor = tf.reduce_mean(tf.cast(stddev <= 1.01 * min_stddev, stddev.dtype))
