@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import PADDED, ServerState
 from tfp_bfl.data import ClientExamples, Clients, cohort
+from tfp_bfl.data.clients import Share
 from tfp_bfl.errors import Diverged, InvalidArgument, check_counts
 from tfp_bfl.federated.checks import check_clients, work_warning
 from tfp_bfl.federated.draws import Thinning, check_thinning
@@ -249,12 +250,12 @@ def _rows_of(clients: Clients, pad: bool) -> Callable[[tf.Tensor], ClientExample
 
     With `pad` all have as many rows as the largest; those beyond a client's own do not count, and are of client -1.
     """
-    parts = [clients.examples(k) for k in range(clients.num_clients)]
+    everyone = range(clients.num_clients)
     if pad or len(set(clients.sizes)) == 1:
-        rows = stacked(parts)
+        rows = stacked(Share(clients, np.array(everyone)), int(max(clients.sizes)))
         return lambda k: tf.nest.map_structure(lambda x: tf.gather(x, k), rows)
-    joined = ClientExamples(*(tf.constant(np.concatenate(x)) for x in zip(*parts)))
-    ends = tf.constant(np.cumsum(clients.sizes), tf.int32)
+    joined, up_to = clients.rows(*everyone)
+    ends = tf.constant(up_to, tf.int32)
     starts = tf.concat([[0], ends[:-1]], 0)
     return lambda k: tf.nest.map_structure(lambda x: x[starts[k] : ends[k]], joined)
 
