@@ -148,7 +148,7 @@ class ClientData(abc.ABC):
         """Return the examples of the chosen clients, one client after another."""
         return ClientRows(ClientExamples(*map(tf.constant, self.arrays(chosen))), np.cumsum(self.sizes[list(chosen)]))
 
-    def arrays(self, chosen: Sequence[int]) -> ClientExamples:
+    def arrays(self, chosen: Iterable[int]) -> ClientExamples:
         """Return the examples of the chosen clients as arrays, one client after another."""
         return ClientExamples(*map(np.concatenate, zip(*map(self.examples, chosen))))
 
@@ -294,10 +294,11 @@ class Clients(ClientData):
         """Return the examples of client k as arrays."""
         return self.arrays([self._checked(k)])
 
-    def arrays(self, chosen: Sequence[int]) -> ClientExamples:
+    def arrays(self, chosen: Iterable[int]) -> ClientExamples:
         """Return the examples of the chosen clients as arrays, one client after another."""
-        rows = np.concatenate([self.indices[self._checked(k)] for k in chosen])
-        client, features = np.repeat(np.int32(chosen), self.sizes[list(chosen)]), self.source.features[rows]
+        numbers = np.array([self._checked(k) for k in chosen])
+        rows = np.concatenate([self.indices[k] for k in numbers])
+        client, features = np.repeat(numbers.astype(np.int32), self.sizes[numbers]), self.source.features[rows]
         if not self.source.is_image:  # Read on demand, they have the type of their file.
             features = np.asarray(features, np.float32)
         return ClientExamples(client, features, self.source.labels[rows])

@@ -105,7 +105,9 @@ def find_fault(
     }
     *others, (variances, most_variance) = _bounds(result.weights, most)
     others += [(result.extra, most), (result.memory, np.inf)]
-    checks = [(_flat(part), bound, None) for part, bound in others if tf.nest.flatten(part)]
+    checks: list[tuple[tf.Tensor, float, float | None]] = [
+        (_flat(part), bound, None) for part, bound in others if tf.nest.flatten(part)
+    ]
     checks += [(_flat(variances), most_variance, _BELOW_FLOOR * limits.min_stddev**2)] if variances else []
     sound = tf.reduce_all([_are_sound(*check) for check in checks])
     numbers = lambda: tf.reduce_min([_code_of_numbers(*check) for check in checks])
