@@ -24,6 +24,7 @@ from tfp_bfl.errors import InvalidArgument
 SHAPES: dict[str, tuple[tuple[int, ...], int, int, int]] = {
     "cifar10": ((32, 32, 3), 10, 50_000, 10_000),
     "cifar100": ((32, 32, 3), 100, 50_000, 10_000),
+    "emnist/digits": ((28, 28, 1), 10, 240_000, 40_000),
     "fashion_mnist": ((28, 28, 1), 10, 60_000, 10_000),
     "mnist": ((28, 28, 1), 10, 60_000, 10_000),
 }

@@ -39,11 +39,16 @@ class Task(NamedTuple):
     curvature: float
 
 
+def settings_of(study: str) -> Options:
+    """Return the data and sizes of a study of logistic regression."""
+    return {**config.LOGISTICS, **config.PUBLISHED_DATA}[study]
+
+
 def model(study: str = "logistic") -> tf.keras.Model:
     """Return softmax regression without intercepts, as in the source."""
     return tf.keras.Sequential(
         [
-            tf.keras.Input(bfl.data.load(config.LOGISTICS[study]["dataset"], split="train").element_shape),
+            tf.keras.Input(bfl.data.load(settings_of(study)["dataset"], split="train").element_shape),
             tf.keras.layers.Flatten(),
             tf.keras.layers.Dense(10, use_bias=False, kernel_initializer="zeros"),
         ]
@@ -53,7 +58,7 @@ def model(study: str = "logistic") -> tf.keras.Model:
 @functools.cache
 def task(study: str = "logistic") -> Task:
     """Return clients with uniformly many examples each, drawn without replacement, and the mode by L-BFGS."""
-    settings: Any = config.LOGISTICS[study]
+    settings = settings_of(study)
     source = bfl.data.load(settings["dataset"], split="train")
     rng = np.random.default_rng(settings["data_seed"])
     sizes = rng.integers(settings["fewest"], settings["below"], settings["clients"])

@@ -32,6 +32,7 @@ from experiments.qlsd.config import (
     NETWORK_TRAINING,
     NETWORKS,
     PREDICTED,
+    PUBLISHED_DATA,
     SIZES,
     TOY_METHODS,
     TOY_STEPS,
@@ -45,7 +46,7 @@ HERE = pathlib.Path(__file__).parent
 # Of the options, and of the folder of the cell where a study leaves or reads more than numbers.
 STUDIES: dict[str, Callable[[Options, pathlib.Path], dict[str, Any]]] = {
     "toy": lambda options, folder: toy.run(options),
-    **dict.fromkeys(LOGISTICS, lambda options, folder: logistic.run(options)),
+    **dict.fromkeys((*LOGISTICS, *PUBLISHED_DATA), lambda options, folder: logistic.run(options)),
     "memory": lambda options, folder: memory.run(options),
     "budget": lambda options, folder: toy.run_budget(options),
     "consistency": lambda options, folder: consistency.run(options),

@@ -157,7 +157,7 @@ def rehearse(name, folder, *more):
 @pytest.mark.deep
 def test_a_rehearsal_is_not_run_again(tmp_path):
     output = rehearse("qlsd_3", tmp_path, "--only", "QLSD++ 4 bits")
-    assert "2/2 logistic,QLSD++_4_bits" in output and "A rehearsal's scores are no results" in output
+    assert "2/2 logistic_emnist,QLSD++_4_bits" in output and "A rehearsal's scores are no results" in output
     assert "2 of 2 are done" in rehearse("qlsd_3", tmp_path, "--only", "QLSD++ 4 bits")
 
 
