@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parents[1]
 EDGES = ("glm", "sites", "bench", "sklearn")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
-    "core lines": (50_175, 38_000),
+    "core lines": (50_300, 38_000),
     "edge lines": (16_864, 11_500),
-    "test lines": (63_110, 48_000),
+    "test lines": (63_160, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),

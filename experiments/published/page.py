@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import textwrap
 from typing import NamedTuple
 
 import numpy as np
@@ -94,14 +95,19 @@ def beside(table: Table, found: dict[str, Found]) -> list[list[str]]:
     return [head, *rows]
 
 
+def folded(text: str, indent: str = "") -> str:
+    """Return a paragraph in lines of the pages' width."""
+    return textwrap.fill(text, 118, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 def sections() -> str:
     """Return a section for each table: conditions, what is missing, and the cells that have a number of ours."""
     parts = []
     for table in map(read, names()):
         found = found_of(table)
-        lines = [f"### {table.name}", "", f"{table.title}. {table.source}.", ""]
-        lines += [f"- **{name}**: {text}" for name, text in table.conditions.items()]
-        lines += [f"- **missing**: {text}" for text in table.missing]
+        facts = [*table.conditions.items(), *(("missing", text) for text in table.missing)]
+        lines = [f"### {table.name}", "", folded(f"{table.title}. {table.source}."), ""]
+        lines += [folded(f"- **{name}**: {text}", "  ") for name, text in facts]
         if any(x.records for x in found.values()):
             lines += ["", FORMATS[".md"](beside(table, found)).rstrip()]
         parts.append("\n".join(lines))

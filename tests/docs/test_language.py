@@ -183,8 +183,9 @@ def test_lines_of_pages_are_short(page):
 
 # The benchmark tests no claims.
 BENCHMARK = ROOT / "experiments" / "bench" / "README.md"
-STUDIES = [path for path in sorted(ROOT.glob("experiments/*/README.md")) if path != BENCHMARK]
-READMES = [*STUDIES, BENCHMARK, *(ROOT / folder / "README.md" for folder in ("", "experiments", "benchmarks"))]
+TABLES = ROOT / "experiments/published/README.md"
+STUDIES = [path for path in sorted(ROOT.glob("experiments/*/README.md")) if path not in (BENCHMARK, TABLES)]
+READMES = [*STUDIES, BENCHMARK, TABLES, *(ROOT / folder / "README.md" for folder in ("", "experiments", "benchmarks"))]
 READMES += sorted([*ROOT.glob("experiments/*/results/**/README.md"), *ROOT.glob("tfp_bfl/*/README.md")])
 BANNED_IN_STUDIES = (
     *BANNED,
